@@ -1,0 +1,80 @@
+"""The kernel seam: what the engine asks of a backend, and the one place where a backend is chosen.
+
+Every act exists as a plain-torch twin in `kernels/reference/`; the `cpu` backend is those twins.
+The `cuda` backend (FlashInfer, Triton) plugs in here with the same signatures.
+Knows nothing of requests, plans or models.
+"""
+
+import importlib
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class AttentionBatch(NamedTuple):
+    """Which tokens attend to which slots, one sequence per running row of the step. Host tensors.
+
+    Sequence i owns the flat query tokens [q_starts[i], q_starts[i+1]); its last query token sits at
+    resident slot kv_lens[i] - 1 and token j of q_len attends to slots [0, kv_lens[i] - q_len + j].
+    """
+
+    q_starts: Tensor  # int32 [num_seqs + 1], host, starts at 0
+    kv_lens: Tensor  # int32 [num_seqs], host; resident slots including this step's tokens
+    block_tables: Tensor  # int32 [num_seqs, max_blocks], host, padding -1
+
+
+class Backend(Protocol):
+    """One set of kernels. Shapes and dtypes are documented at the twins in `kernels/reference/`."""
+
+    name: str
+    device: torch.device
+
+    # attention.py: plan once per step on host metadata, run once per layer on tensors
+    def plan_attention(
+        self, batch: AttentionBatch, num_q_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+    ) -> Any: ...
+    def attention(
+        self, q: Tensor, layer_kv: Tensor, plan: Any, scale: float, need_lse: bool
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+    # kv_store.py
+    def store_kv(self, layer_kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None: ...
+    def store_queries(
+        self,
+        ring: Tensor,
+        ring_lse: Tensor,
+        ring_slots: Tensor,
+        token_index: Tensor,
+        q: Tensor,
+        lse: Tensor,
+    ) -> None: ...
+    def copy_blocks(self, pools: list[Tensor], src: Tensor, dst: Tensor) -> None: ...
+
+    # fused_ops.py
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]: ...
+    def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]: ...
+    def silu_mul(self, gate_up: Tensor) -> Tensor: ...
+
+
+def choose_backend(name: str) -> Backend:
+    """The backend called `name`: "cpu", "cuda", or "auto" (cuda where there is a card, else cpu).
+
+    Raises ValueError for an unknown name and RuntimeError when what it needs is missing.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() and _has_cuda_kernels() else "cpu"
+    if name == "cpu":
+        from zipage_lang.kernels.cpu_backend import CpuBackend
+
+        return CpuBackend()
+    if name == "cuda":
+        raise RuntimeError("the cuda backend is not built yet; use backend='cpu'")
+    raise ValueError(f"backend={name!r} must be one of auto, cpu, cuda")
+
+
+def _has_cuda_kernels() -> bool:
+    return importlib.util.find_spec("zipage_lang.kernels.cuda_backend") is not None

@@ -1,0 +1,162 @@
+"""The engine's settings: one frozen dataclass per room, composed in EngineConfig.
+
+Knows nothing of tensors or of what the machine decides (how many blocks fit is a result, not a setting).
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+from zipage_lang.runtime.kv_params import KVParams, KVSettings, Mode, Protect, Reuse, check_kv_field
+from zipage_lang.runtime.strict_fields import strict_fields, unknown_name_error
+
+DType = Literal["float32", "bfloat16"]
+BackendName = Literal["auto", "cpu", "cuda"]
+Order = Literal["fcfs", "lpm"]
+
+
+def _at_least(name: str, value: float, low: float) -> None:
+    if value < low:
+        raise ValueError(f"{name}={value} must be at least {low}")
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}")
+
+
+@strict_fields("engine option")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which weights run, in which number format, on which backend."""
+
+    model: str = "smollm2-135m"  # a known name, a local folder, a GGUF file or a Hugging Face id
+    dtype: DType = "float32"  # of weights and KV cache
+    max_model_len: int | None = None  # context in tokens; None: what the model's config says
+    backend: BackendName = "auto"  # auto: cuda where there is a card, else cpu
+    num_threads: int | None = None  # CPU threads of the engine process; None: torch's choice
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, ("float32", "bfloat16"))
+        _one_of("backend", self.backend, ("auto", "cpu", "cuda"))
+        if self.max_model_len is not None:
+            _at_least("max_model_len", self.max_model_len, 2)
+        if self.num_threads is not None:
+            _at_least("num_threads", self.num_threads, 1)
+
+
+@strict_fields("engine option")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The pool of KV blocks and where requests go when it is full."""
+
+    block_size: int = 16  # slots per block; also the radix tree's granularity
+    kv_cache_memory: float = 1.0  # GiB for the pool, when num_blocks is not given
+    num_blocks: int | None = None  # usable blocks, overrides kv_cache_memory
+    swap_space: float = 0.5  # GiB of host memory for swapped compacted requests
+    prefix_caching: bool = True  # keep prefixes in the radix tree after their request ends
+
+    def __post_init__(self) -> None:
+        _at_least("block_size", self.block_size, 1)
+        if self.num_blocks is not None:
+            _at_least("num_blocks", self.num_blocks, 1)
+        elif self.kv_cache_memory <= 0:
+            raise ValueError(f"kv_cache_memory={self.kv_cache_memory} must be above 0 GiB")
+        _at_least("swap_space", self.swap_space, 0)
+
+
+@strict_fields("engine option")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """How much runs in a step and who goes first."""
+
+    max_running: int = 64  # requests that may hold a row at once
+    max_step_tokens: int = 512  # token budget of a step: decodes first, then prefill chunks
+    max_chunk_len: int | None = None  # prefill tokens of one request per step; None: the budget
+    order: Order = "fcfs"  # lpm: longest cached prefix first
+    max_skips: int = 64  # lpm: a request passed over this often goes first
+    max_waiting: int = 100_000  # requests queued before new ones are refused
+
+    def __post_init__(self) -> None:
+        _one_of("order", self.order, ("fcfs", "lpm"))
+        for name in ("max_running", "max_step_tokens", "max_skips", "max_waiting"):
+            _at_least(name, getattr(self, name), 1)
+        if self.max_chunk_len is not None:
+            _at_least("max_chunk_len", self.max_chunk_len, 1)
+
+
+@strict_fields("engine option")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompressionConfig:
+    """Defaults for how a request's KV cache is bounded; a request may ask for its own."""
+
+    kv_mode: Mode = "off"  # fixed: compact when due; adaptive: only under pressure
+    kv_budget: int = 2048  # K: tail tokens kept per (layer, KV head)
+    evict_interval: int = 256  # E: tail tokens that may pile up on top of K
+    policy: str = "zipage"
+    protect: Protect = "prompt"
+    kv_reuse: Reuse = "compacted"
+    num_query_slots: int | None = None  # query rings for scoring; None: one per row
+
+    def __post_init__(self) -> None:
+        check_kv_field("mode", self.kv_mode)
+        check_kv_field("budget", self.kv_budget)
+        check_kv_field("interval", self.evict_interval)
+        check_kv_field("policy", self.policy)
+        check_kv_field("protect", self.protect)
+        check_kv_field("reuse", self.kv_reuse)
+        if self.num_query_slots is not None:
+            _at_least("num_query_slots", self.num_query_slots, 1)
+
+    def resolve(self, asked: KVParams | None, num_prompt_tokens: int) -> KVSettings:
+        """Fill what the caller left open with the engine's defaults."""
+        kv = asked or KVParams()
+        protect = kv.protect or self.protect
+        protected_len = num_prompt_tokens if kv.protected_len is None else kv.protected_len
+        return KVSettings(
+            mode=kv.mode or self.kv_mode,
+            budget=kv.budget or self.kv_budget,
+            interval=kv.interval or self.evict_interval,
+            policy=kv.policy or self.policy,
+            protected_len=0 if protect == "none" else min(protected_len, num_prompt_tokens),
+            reuse=kv.reuse or self.kv_reuse,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """All of an engine's settings. Each part is handed only to the room it belongs to."""
+
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = dataclasses.field(default_factory=SchedulerConfig)
+    compression: CompressionConfig = dataclasses.field(default_factory=CompressionConfig)
+
+    @classmethod
+    def from_options(cls, **options: Any) -> "EngineConfig":
+        """Build from flat option names, as `zipage.Engine(...)` takes them.
+
+        Raises ValueError for an unknown name (the nearest known one is named) or a bad value.
+        """
+        parts: dict[str, dict[str, Any]] = {field.name: {} for field in dataclasses.fields(cls)}
+        homes = option_homes()
+        for name, value in options.items():
+            if name not in homes:
+                raise unknown_name_error("engine option", name, homes)
+            parts[homes[name]][name] = value
+        return cls(
+            model=ModelConfig(**parts["model"]),
+            cache=CacheConfig(**parts["cache"]),
+            scheduler=SchedulerConfig(**parts["scheduler"]),
+            compression=CompressionConfig(**parts["compression"]),
+        )
+
+
+def option_homes() -> dict[str, str]:
+    """Flat option name -> the EngineConfig part it belongs to."""
+    parts = {
+        "model": ModelConfig,
+        "cache": CacheConfig,
+        "scheduler": SchedulerConfig,
+        "compression": CompressionConfig,
+    }
+    return {field.name: home for home, part in parts.items() for field in dataclasses.fields(part)}

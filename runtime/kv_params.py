@@ -1,0 +1,80 @@
+"""How one request's KV cache is bounded: what a caller may ask for, and what it resolves to.
+
+Knows nothing of blocks, tensors or how a policy scores.
+"""
+
+import dataclasses
+import hashlib
+from typing import Any, Literal
+
+from zipage_lang.runtime.strict_fields import strict_fields
+
+Mode = Literal["off", "fixed", "adaptive"]
+Protect = Literal["prompt", "none"]
+Reuse = Literal["compacted", "exact"]
+
+_CHOICES = {
+    "mode": ("off", "fixed", "adaptive"),
+    "protect": ("prompt", "none"),
+    "reuse": ("compacted", "exact"),
+}
+
+
+def check_kv_field(name: str, value: Any) -> None:
+    """Raise ValueError when a KV field is out of range."""
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise ValueError(f"kv {name}={value!r} must be one of {', '.join(_CHOICES[name])}")
+    if name in ("budget", "interval"):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"kv {name}={value!r} must be a whole number of tokens, at least 1")
+    if name == "policy" and (not isinstance(value, str) or not value):
+        raise ValueError(f"kv policy={value!r} must be the name of a policy")
+    if name == "protected_len":
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"kv protected_len={value!r} must be a whole number of tokens")
+
+
+@strict_fields("kv field")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KVParams:
+    """What a caller asks for; a field that is None takes the engine's default."""
+
+    mode: Mode | None = None
+    budget: int | None = None  # K: tail tokens kept per (layer, KV head)
+    interval: int | None = None  # E: tail tokens that may pile up on top of K
+    policy: str | None = None
+    protect: Protect | None = None  # "none": the prompt competes too, as in the paper
+    protected_len: int | None = None  # leading tokens never compacted; None: the whole prompt
+    reuse: Reuse | None = None  # "exact": never continue from a compacted node of the tree
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                check_kv_field(field.name, value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KVSettings:
+    """One request's settings with every default filled in."""
+
+    mode: Mode
+    budget: int
+    interval: int
+    policy: str
+    protected_len: int
+    reuse: Reuse
+
+    @property
+    def compacts(self) -> bool:
+        return self.mode != "off"
+
+    @property
+    def max_tail_len(self) -> int:
+        """Tail tokens at which the request is due: K + E."""
+        return self.budget + self.interval
+
+    def signature(self) -> str:
+        """Names everything a compacted state depends on; equal signatures may share compacted nodes."""
+        text = f"{self.mode}/{self.policy}/{self.budget}/{self.interval}/{self.protected_len}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,110 @@
+"""How to sample one request: every field, its range, and its validation.
+
+Knows nothing of tensors, tokenizers or the engine.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+from zipage_lang.runtime.strict_fields import strict_fields
+
+MAX_LOGPROBS = 20
+MAX_SAMPLES = 1024
+
+
+@strict_fields("sampling field")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Settings of one request. Raises ValueError (value and fix named) when a field is out of range."""
+
+    max_tokens: int = 128  # output tokens at most
+    min_tokens: int = 0  # no end-of-sequence, stop token or stop string before this many output tokens
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0  # smallest set of tokens whose probability reaches this; 1 is off
+    top_k: int = 0  # only the k likeliest tokens; 0 is off
+    min_p: float = 0.0  # drop tokens under this share of the likeliest token's probability
+    repetition_penalty: float = 1.0  # > 1 divides (or multiplies) the logits of tokens already seen
+    presence_penalty: float = 0.0  # subtracted once from tokens already generated
+    frequency_penalty: float = 0.0  # subtracted per occurrence among generated tokens
+    seed: int | None = None  # None: the engine draws one
+    stop: str | list[str] = ""  # strings that end the output; they are cut from the text
+    stop_token_ids: list[int] = dataclasses.field(default_factory=list)
+    ignore_eos: bool = False
+    n: int = 1  # samples from one prefill
+    logprobs: int | None = None  # k: the drawn token's logprob and those of the k likeliest
+    prompt_logprobs: int | None = None  # the same for each prompt token
+    logit_bias: dict[int, float] | None = None  # token id -> added to its logit
+    skip_special_tokens: bool = True  # leave special tokens out of the text
+
+    def __post_init__(self) -> None:
+        _whole("max_tokens", self.max_tokens, 1)
+        _whole("min_tokens", self.min_tokens, 0)
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}; lower it"
+            )
+        _real("temperature", self.temperature, 0.0, 100.0)
+        _real("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise ValueError("top_p=0 keeps no token; use temperature=0 for greedy")
+        _whole("top_k", self.top_k, -1)
+        _real("min_p", self.min_p, 0.0, 1.0)
+        _real("repetition_penalty", self.repetition_penalty, 1e-3, 100.0)
+        _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _whole("seed", self.seed, -(2**63), 2**64 - 1)
+        self._check_stops()
+        _whole("n", self.n, 1, MAX_SAMPLES)
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        self._check_logit_bias()
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings as a tuple, whichever way they were given."""
+        if isinstance(self.stop, str):
+            return (self.stop,) if self.stop else ()
+        return tuple(self.stop)
+
+    def replace(self, **changes: Any) -> "SamplingParams":
+        """A copy with `changes` applied and validated."""
+        return dataclasses.replace(self, **changes)
+
+    def _check_stops(self) -> None:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
+        if not isinstance(stops, (list, tuple)) or not all(isinstance(s, str) for s in stops):
+            raise ValueError(f"stop={self.stop!r} must be a string or a list of strings")
+        if not isinstance(self.stop, str) and "" in stops:
+            raise ValueError("stop contains an empty string, which would match at once; remove it")
+        if not isinstance(self.stop_token_ids, (list, tuple)):
+            raise ValueError(f"stop_token_ids={self.stop_token_ids!r} must be a list of token ids")
+        for token_id in self.stop_token_ids:
+            _whole("stop_token_ids", token_id, 0)
+
+    def _check_logit_bias(self) -> None:
+        if self.logit_bias is None:
+            return
+        if not isinstance(self.logit_bias, dict):
+            raise ValueError(f"logit_bias={self.logit_bias!r} must map token ids to numbers")
+        for token_id, bias in self.logit_bias.items():
+            _whole("logit_bias token id", token_id, 0)
+            _real(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+
+
+def _whole(name: str, value: Any, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}={value!r} must be a whole number")
+    if value < low or (high is not None and value > high):
+        bound = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"{name}={value} must be {bound}")
+
+
+def _real(name: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name}={value!r} must be a number")
+    if not math.isfinite(value) or not low <= value <= high:
+        raise ValueError(f"{name}={value} must be a finite number from {low:g} to {high:g}")

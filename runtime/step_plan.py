@@ -1,0 +1,166 @@
+"""StepPlan and StepResult: the only words between deciding (ints) and doing (tensors).
+
+Frozen, plain, comparable with ==, and replayable from a file (`encode_plan`, `decode_plan`).
+Knows nothing of requests, trees, tensors or models.
+
+A *row* is the place a running request holds in the model runner: its block table, its sampling
+settings and its last drawn token live there between steps, so that a plan says only what changed.
+
+The runner carries a plan out in this order:
+  1. swap_outs, 2. swap_ins (whole blocks, all layers, K, V and slot state),
+  3. row_setups, 4. block_updates, 5. block_copies, 6. chunks: forward pass, then sampling,
+  7. compactions: score, select, fill holes.
+"""
+
+import dataclasses
+
+import msgspec
+
+from zipage_lang.runtime.sampling_params import SamplingParams
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowSetup:
+    """A request takes a row: at admission, after a preemption, at a swap-in, or as a branch."""
+
+    row: int
+    token_ids: tuple[int, ...]  # all logical tokens known so far: prompt, then generated
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    seed: int  # of this row's own random stream; already differs between the samples of one request
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlockUpdate:
+    """Row's block table from index `first` on becomes `block_ids`; what lay behind is void."""
+
+    row: int
+    first: int
+    block_ids: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy one whole block (all layers, K, V and slot state) before anything writes to `dst`."""
+
+    src: int
+    dst: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlockSwap:
+    """Move one whole block between the pool (`block_id`) and host memory (`host_id`)."""
+
+    block_id: int
+    host_id: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chunk:
+    """One row's tokens in this step's forward pass: a decode, a prefill chunk, or the rest of a cache hit.
+
+    Token j of the chunk has logical position `position + j` and is stored in the row's resident
+    slot `resident_start + j`; it attends to the resident slots [0, resident_start + j].
+    """
+
+    row: int
+    num_tokens: int
+    token_ids: tuple[int, ...] | None  # None: the one token this row drew last, kept by the runner
+    position: int
+    resident_start: int
+    sample_rows: tuple[int, ...]  # rows that draw a token from the last position's logits; may be empty
+    query_slot: int | None  # ring that the queries of the last tokens are written to
+    prompt_logprobs_from: int | None  # chunk token index from which next-token logprobs are wanted
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compaction:
+    """Keep the best `num_keep` of the row's tail slots per (layer, KV head) and drop the rest.
+
+    The tail is the resident slots [protected_len, protected_len + tail_len). Survivors end up in
+    [protected_len, protected_len + num_keep) of `block_ids`, which is the row's block table from
+    now on. `block_copies` are made first (copy on write for shared blocks).
+    """
+
+    row: int
+    policy: str
+    protected_len: int
+    tail_len: int
+    num_keep: int
+    stateful_len: int  # leading tail slots that carry slot state from an earlier compaction
+    logical_len: int  # tokens computed so far; the newest slot's position is logical_len - 1
+    query_slot: int | None  # ring with the queries of the last tokens; None: the policy needs none
+    seed: int  # for policies that draw
+    block_ids_before: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    block_copies: tuple[BlockCopy, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepPlan:
+    """All that one step does."""
+
+    step: int
+    row_setups: tuple[RowSetup, ...] = ()
+    block_updates: tuple[BlockUpdate, ...] = ()
+    swap_outs: tuple[BlockSwap, ...] = ()
+    swap_ins: tuple[BlockSwap, ...] = ()
+    block_copies: tuple[BlockCopy, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    compactions: tuple[Compaction, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def is_empty(self) -> bool:
+        """True when the step moves no request forward."""
+        return not self.chunks and not self.compactions and not self.swap_outs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probability (natural log, before temperature and filters) of a token and of the likeliest."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 is the likeliest
+    top: tuple[tuple[int, float], ...]  # (token id, logprob), likeliest first
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sample:
+    """The token one row drew."""
+
+    row: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Logprobs of the tokens that follow a chunk's positions, in order."""
+
+    row: int
+    entries: tuple[TokenLogprobs, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step yielded. Compacted rows may decode again from the next plan on."""
+
+    step: int
+    samples: tuple[Sample, ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    compacted_rows: tuple[int, ...] = ()
+
+
+def encode_plan(plan: StepPlan | StepResult) -> bytes:
+    """One JSON line, to record a run."""
+    return msgspec.json.encode(plan)
+
+
+def decode_plan(line: bytes) -> StepPlan:
+    """The plan that `encode_plan` wrote."""
+    return msgspec.json.decode(line, type=StepPlan)
