@@ -24,6 +24,15 @@ class AttentionBatch(NamedTuple):
     block_tables: Tensor  # int32 [num_seqs, max_blocks], host, padding -1
 
 
+class TailQueries(NamedTuple):
+    """Which ring entries score a row's tail; a row is one request in one layer. Device tensors."""
+
+    ring: Tensor  # [num_ring_entries, num_q_heads, head_dim]
+    ring_lse: Tensor  # float32 [num_ring_entries, num_q_heads], base 2
+    ring_slots: Tensor  # int64 [num_rows, num_queries], entries of `ring`, padding -1
+    positions: Tensor  # int64 [num_rows, num_queries], logical positions, padding -1
+
+
 class Backend(Protocol):
     """One set of kernels. Shapes and dtypes are documented at the twins in `kernels/reference/`."""
 
@@ -32,7 +41,12 @@ class Backend(Protocol):
 
     # attention.py: plan once per step on host metadata, run once per layer on tensors
     def plan_attention(
-        self, batch: AttentionBatch, num_q_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+        self,
+        batch: AttentionBatch,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
     ) -> Any: ...
     def attention(
         self, q: Tensor, layer_kv: Tensor, plan: Any, scale: float, need_lse: bool
@@ -58,6 +72,102 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]: ...
     def silu_mul(self, gate_up: Tensor) -> Tensor: ...
+
+    # sampling.py
+    def random_uniform(self, seeds: Tensor, positions: Tensor) -> Tensor: ...
+    def penalize(
+        self,
+        logits: Tensor,
+        in_prompt: Tensor,
+        num_generated: Tensor,
+        repetition: Tensor,
+        presence: Tensor,
+        frequency: Tensor,
+    ) -> Tensor: ...
+    def draw_tokens(
+        self, logits: Tensor, temperature: Tensor, min_p: Tensor, uniform: Tensor
+    ) -> Tensor: ...
+    def draw_filtered_tokens(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        min_p: Tensor,
+        uniform: Tensor,
+        max_top_k: int,
+    ) -> Tensor: ...
+    def score_tokens(
+        self, logits: Tensor, token_ids: Tensor, num_top: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+    # scores.py: one row per (layer, request), slots by physical number
+    def gather_keys(self, kv_blocks: Tensor, slots: Tensor) -> Tensor: ...
+    def gather_values(self, kv_blocks: Tensor, slots: Tensor) -> Tensor: ...
+    def attention_mass(
+        self,
+        kv_blocks: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        queries: TailQueries,
+        scale: float,
+    ) -> Tensor: ...
+    def lightning_similarity(
+        self, kv_blocks: Tensor, slots: Tensor, positions: Tensor, chunk: int, threshold: float
+    ) -> Tensor: ...
+    def flash_similarity(
+        self, kv_blocks: Tensor, slots: Tensor, positions: Tensor, threshold: float
+    ) -> Tensor: ...
+    def mass_and_similarity(
+        self,
+        kv_blocks: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        queries: TailQueries,
+        scale: float,
+        chunk: int,
+        threshold: float,
+    ) -> tuple[Tensor, Tensor]: ...
+    def combine_scores(
+        self,
+        mass: Tensor,
+        similarity: Tensor,
+        history: Tensor,
+        lens: Tensor,
+        in_order: Tensor,
+        *,
+        decay: float,
+        pool_kernel: int,
+        temperature: float,
+        mass_weight: float,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    # select.py
+    def protect_slots(
+        self,
+        scores: Tensor,
+        positions: Tensor,
+        lens: Tensor,
+        logical_lens: Tensor,
+        num_recent: int,
+        num_sinks: int,
+    ) -> Tensor: ...
+    def select_top_k(
+        self, scores: Tensor, positions: Tensor, lens: Tensor, num_keep: Tensor
+    ) -> Tensor: ...
+
+    # compact.py
+    def fill_holes(
+        self,
+        kv_blocks: Tensor,
+        score_blocks: Tensor,
+        position_blocks: Tensor,
+        slots: Tensor,
+        keep: Tensor,
+        num_keep: Tensor,
+        positions: Tensor,
+        scores: Tensor | None,
+    ) -> None: ...
 
 
 def choose_backend(name: str) -> Backend:

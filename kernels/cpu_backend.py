@@ -5,7 +5,15 @@ Knows nothing of Triton or FlashInfer.
 
 import torch
 
-from zipage_lang.kernels.reference import attention, fused_ops, kv_store
+from zipage_lang.kernels.reference import (
+    attention,
+    compact,
+    fused_ops,
+    kv_store,
+    scores,
+    select,
+    sampling,
+)
 
 
 class CpuBackend:
@@ -23,3 +31,18 @@ class CpuBackend:
     add_rms_norm = staticmethod(fused_ops.add_rms_norm)
     rope = staticmethod(fused_ops.rope)
     silu_mul = staticmethod(fused_ops.silu_mul)
+    random_uniform = staticmethod(sampling.random_uniform)
+    penalize = staticmethod(sampling.penalize)
+    draw_tokens = staticmethod(sampling.draw_tokens)
+    draw_filtered_tokens = staticmethod(sampling.draw_filtered_tokens)
+    score_tokens = staticmethod(sampling.score_tokens)
+    gather_keys = staticmethod(scores.gather_keys)
+    gather_values = staticmethod(scores.gather_values)
+    attention_mass = staticmethod(scores.attention_mass)
+    lightning_similarity = staticmethod(scores.lightning_similarity)
+    flash_similarity = staticmethod(scores.flash_similarity)
+    mass_and_similarity = staticmethod(scores.mass_and_similarity)
+    combine_scores = staticmethod(scores.combine_scores)
+    protect_slots = staticmethod(select.protect_slots)
+    select_top_k = staticmethod(select.select_top_k)
+    fill_holes = staticmethod(compact.fill_holes)

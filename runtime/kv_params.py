@@ -24,14 +24,16 @@ def check_kv_field(name: str, value: Any) -> None:
     """Raise ValueError when a KV field is out of range."""
     if name in _CHOICES and value not in _CHOICES[name]:
         raise ValueError(f"kv {name}={value!r} must be one of {', '.join(_CHOICES[name])}")
-    if name in ("budget", "interval"):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"kv {name}={value!r} must be a whole number of tokens, at least 1")
+    if name in ("budget", "interval") and not _is_whole(value, 1):
+        raise ValueError(f"kv {name}={value!r} must be a whole number of tokens, at least 1")
     if name == "policy" and (not isinstance(value, str) or not value):
         raise ValueError(f"kv policy={value!r} must be the name of a policy")
-    if name == "protected_len":
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"kv protected_len={value!r} must be a whole number of tokens")
+    if name == "protected_len" and not _is_whole(value, 0):
+        raise ValueError(f"kv protected_len={value!r} must be a whole number of tokens")
+
+
+def _is_whole(value: Any, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
 
 
 @strict_fields("kv field")
@@ -75,6 +77,6 @@ class KVSettings:
         return self.budget + self.interval
 
     def signature(self) -> str:
-        """Names everything a compacted state depends on; equal signatures may share compacted nodes."""
+        """Names all that a compacted state depends on; equal ones may share compacted nodes."""
         text = f"{self.mode}/{self.policy}/{self.budget}/{self.interval}/{self.protected_len}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]

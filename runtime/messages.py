@@ -76,10 +76,6 @@ class FlushCache(msgspec.Struct, tag="flush_cache", frozen=True, kw_only=True):
     call_id: str
 
 
-class Ping(msgspec.Struct, tag="ping", frozen=True, kw_only=True):
-    """The client is alive; an engine whose client is silent for long ends itself."""
-
-
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True, kw_only=True):
     """End the engine process."""
 
@@ -163,9 +159,7 @@ class Failed(msgspec.Struct, tag="failed", frozen=True, kw_only=True):
     error: str
 
 
-ToEngine = (
-    AddRequest | Fork | Stop | Abort | Release | GetStats | FlushCache | Ping | Shutdown
-)
+ToEngine = AddRequest | Fork | Stop | Abort | Release | GetStats | FlushCache | Shutdown
 ToClient = Outputs | StatsReply | Ready | Failed
 
 _encoder = msgspec.msgpack.Encoder()
@@ -192,5 +186,5 @@ def _decode(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes) -> Any:
         raise MessageError(f"message of {len(data)} bytes is over {MAX_MESSAGE_BYTES}")
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise MessageError(str(error)) from error

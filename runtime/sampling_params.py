@@ -19,7 +19,9 @@ class SamplingParams:
     """Settings of one request. Raises ValueError (value and fix named) when a field is out of range."""
 
     max_tokens: int = 128  # output tokens at most
-    min_tokens: int = 0  # no end-of-sequence, stop token or stop string before this many output tokens
+    min_tokens: int = (
+        0  # no end-of-sequence, stop token or stop string before this many output tokens
+    )
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # smallest set of tokens whose probability reaches this; 1 is off
     top_k: int = 0  # only the k likeliest tokens; 0 is off
@@ -34,6 +36,9 @@ class SamplingParams:
     n: int = 1  # samples from one prefill
     logprobs: int | None = None  # k: the drawn token's logprob and those of the k likeliest
     prompt_logprobs: int | None = None  # the same for each prompt token
+    prompt_logprobs_start: int = (
+        0  # first prompt token they are wanted for; what is before may be cached
+    )
     logit_bias: dict[int, float] | None = None  # token id -> added to its logit
     skip_special_tokens: bool = True  # leave special tokens out of the text
 
@@ -61,6 +66,7 @@ class SamplingParams:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
             _whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _whole("prompt_logprobs_start", self.prompt_logprobs_start, 0)
         self._check_logit_bias()
 
     @property

@@ -7,9 +7,10 @@ A *row* is the place a running request holds in the model runner: its block tabl
 settings and its last drawn token live there between steps, so that a plan says only what changed.
 
 The runner carries a plan out in this order:
-  1. swap_outs, 2. swap_ins (whole blocks, all layers, K, V and slot state),
-  3. row_setups, 4. block_updates, 5. block_copies, 6. chunks: forward pass, then sampling,
-  7. compactions: score, select, fill holes.
+  1. swap_outs, 2. block_copies (all sources are read before any target is written), 3. swap_ins
+  (whole blocks, all layers, K, V and slot state), 4. row_setups, 5. block_updates,
+  6. chunks: forward pass, then sampling, 7. compactions: score, select, fill holes.
+A block given up by one request may be another's in the same plan; in this order that is safe.
 """
 
 import dataclasses
@@ -68,7 +69,9 @@ class Chunk:
     token_ids: tuple[int, ...] | None  # None: the one token this row drew last, kept by the runner
     position: int
     resident_start: int
-    sample_rows: tuple[int, ...]  # rows that draw a token from the last position's logits; may be empty
+    sample_rows: tuple[
+        int, ...
+    ]  # rows that draw a token from the last position's logits; may be empty
     query_slot: int | None  # ring that the queries of the last tokens are written to
     prompt_logprobs_from: int | None  # chunk token index from which next-token logprobs are wanted
 
@@ -90,6 +93,7 @@ class Compaction:
     stateful_len: int  # leading tail slots that carry slot state from an earlier compaction
     logical_len: int  # tokens computed so far; the newest slot's position is logical_len - 1
     query_slot: int | None  # ring with the queries of the last tokens; None: the policy needs none
+    num_queries: int  # how many of the last tokens have their query in the ring
     seed: int  # for policies that draw
     block_ids_before: tuple[int, ...]
     block_ids: tuple[int, ...]

@@ -1,0 +1,322 @@
+"""The engine as seen from the caller's process: starts it, watches it, speaks ZMQ. Tokens only.
+
+Knows nothing of text, tokenizers or how the engine decides.
+"""
+
+import asyncio
+import functools
+import logging
+import shutil
+import sys
+import tempfile
+import uuid
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from zipage_lang.frontend.child_process import ChildProcess
+from zipage_lang.frontend.errors import (
+    EngineClosedError,
+    EngineDiedError,
+    EngineStartError,
+    ZipageError,
+)
+from zipage_lang.frontend.token_stream import TokenStream
+from zipage_lang.runtime.config import EngineConfig
+from zipage_lang.runtime.messages import (
+    MAX_MESSAGE_BYTES,
+    Abort,
+    AddRequest,
+    Failed,
+    FlushCache,
+    Fork,
+    GetStats,
+    MessageError,
+    Outputs,
+    Ready,
+    Release,
+    Shutdown,
+    StatsReply,
+    Stop,
+    ToClient,
+    ToEngine,
+    TokenOutput,
+    decode_for_client,
+    encode,
+)
+
+# -P: the caller's folder must not shadow installed packages in the engine.
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "zipage_lang.runtime.engine_process")
+START_TIMEOUT_S = 900.0
+SHUTDOWN_GRACE_S = 3.0
+DRAIN_S = 0.05  # what the engine sent just before its end may still be on its way
+MAX_IPC_PATH_LEN = 100  # a Unix socket's path holds about 107 bytes
+
+logger = logging.getLogger(__name__)
+Stats = dict[str, int | float | str]
+
+
+class EngineClient:
+    """One engine process and the only two sockets to it. Belongs to the event loop that started it.
+
+    When the process ends, whatever waits raises EngineDiedError, and later calls do so at once.
+    """
+
+    ready: Ready
+
+    def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
+        self.num_malformed = 0  # engine messages that made no sense and were dropped
+        self._command = tuple(command)
+        self._streams: dict[str, TokenStream] = {}
+        self._calls: dict[str, asyncio.Future[Stats]] = {}
+        self._failure: ZipageError | None = None
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_ready = False
+        self._exited = asyncio.Event()
+        self._child: ChildProcess | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing: asyncio.Task[None] | None = None
+        self._socket_dir = _make_socket_dir()
+        self._remove_socket_dir = weakref.finalize(
+            self, shutil.rmtree, self._socket_dir, ignore_errors=True
+        )
+        self._context = zmq.asyncio.Context()
+        self._sender = self._bind(zmq.PUSH, "to_engine")
+        self._receiver = self._bind(zmq.PULL, "to_client")
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        command: Sequence[str] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> "EngineClient":
+        """Spawn an engine and wait until it takes requests.
+
+        `command` replaces the engine's own; socket folder and configuration are appended to it.
+        Raises EngineStartError with the reason; nothing is left behind then.
+        """
+        client = cls(command or ENGINE_COMMAND)
+        try:
+            client._spawn(config)
+            await asyncio.wait_for(client._started, start_timeout_s)
+        except TimeoutError as error:
+            await client.close()
+            raise EngineStartError(f"the engine was not ready in {start_timeout_s:g} s") from error
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    @property
+    def pid(self) -> int:
+        """Process id of the engine."""
+        assert self._child is not None, "the engine was not spawned"
+        return self._child.pid
+
+    def add(self, request: AddRequest) -> TokenStream:
+        """Send a request; its outputs come from the stream returned."""
+        return self._send_requests(request, [request])[0]
+
+    def fork(self, fork: Fork) -> list[TokenStream]:
+        """Start children from a parent's state; one stream per child, in order."""
+        return self._send_requests(fork, fork.children)
+
+    def stop(self, stop: Stop) -> None:
+        """End one sample as finished. Its final output still arrives."""
+        self._send(stop)
+
+    def abort(self, request_ids: Iterable[str] = (), group_ids: Iterable[str] = ()) -> None:
+        """End requests; their streams get a final output with finish_reason "abort"."""
+        self._send(Abort(request_ids=list(request_ids), group_ids=list(group_ids)))
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Drop held states."""
+        self._send(Release(request_ids=list(request_ids)))
+
+    async def stats(self) -> Stats:
+        """Counters and gauges of the engine."""
+        return await self._call(GetStats(call_id=uuid.uuid4().hex))
+
+    async def flush_cache(self) -> Stats:
+        """Evict all that no request holds; the stats after it."""
+        return await self._call(FlushCache(call_id=uuid.uuid4().hex))
+
+    async def close(self) -> None:
+        """End the engine and free everything. May be called again, and by several at once."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    def _send_requests(
+        self, message: AddRequest | Fork, requests: list[AddRequest]
+    ) -> list[TokenStream]:
+        for request in requests:
+            if request.request_id in self._streams:
+                raise ValueError(f"request_id={request.request_id!r} is in use; choose another")
+        self._send(message)
+        streams = [TokenStream(r.request_id, r.sampling.n, self._leave) for r in requests]
+        self._streams.update((stream.request_id, stream) for stream in streams)
+        return streams
+
+    def _leave(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+        if self._failure is None:
+            self.abort([request_id])
+
+    async def _call(self, message: GetStats | FlushCache) -> Stats:
+        reply: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        self._send(message)
+        self._calls[message.call_id] = reply
+        try:
+            return await reply
+        finally:
+            del self._calls[message.call_id]
+
+    def _send(self, message: ToEngine) -> None:
+        """Queue a message; ZMQ keeps the order. Raises where it can't ever arrive."""
+        if self._failure is not None:
+            raise _copy(self._failure)
+        data = encode(message)
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ValueError(
+                f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}; "
+                "shorten the request"
+            )
+        self._sender.send(data)
+
+    # -- receiving -------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        while True:
+            data = await self._receiver.recv()
+            try:
+                message = decode_for_client(data)
+            except MessageError as error:
+                self._drop(str(error))
+            else:
+                self._dispatch(message)
+
+    def _dispatch(self, message: ToClient) -> None:
+        match message:
+            case Outputs(items=outputs):
+                self._dispatch_outputs(outputs)
+            case StatsReply(call_id=call_id, stats=stats):
+                call = self._calls.get(call_id)
+                if call is not None and not call.done():
+                    call.set_result(stats)
+            case Ready():
+                self._take_ready(message)
+            case Failed(error=error):
+                self._fail(self._end_error(error))
+
+    def _take_ready(self, message: Ready) -> None:
+        if not self._started.done():
+            self.ready, self._is_ready = message, True
+            self._started.set_result(None)
+
+    def _dispatch_outputs(self, outputs: list[TokenOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue  # its reader has left; the engine has not heard of it yet
+            if not stream.put(output):
+                self._drop(f"sample {output.sample_index} of {output.request_id} is not running")
+            if stream.has_ended:
+                del self._streams[output.request_id]
+
+    def _drop(self, reason: str) -> None:
+        self.num_malformed += 1
+        logger.warning("dropped a malformed message of the engine: %s", reason)
+
+    # -- the process's life ----------------------------------------------------------------------
+
+    def _bind(self, kind: int, name: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.set_hwm(0)  # bounded by the requests there are; never drop or block
+        socket.bind(f"ipc://{self._socket_dir / name}")
+        return socket
+
+    def _spawn(self, config: EngineConfig) -> None:
+        arguments = [str(self._socket_dir), msgspec.json.encode(config).decode()]
+        loop = asyncio.get_running_loop()
+        on_exit = functools.partial(_set_from_thread, loop, self._exited)
+        try:
+            self._child = ChildProcess([*self._command, *arguments], on_exit)
+        except OSError as error:
+            raise EngineStartError(f"the engine process could not be started: {error}") from error
+        self._tasks = [
+            asyncio.create_task(self._receive(), name="zipage-receive"),
+            asyncio.create_task(self._watch(self._child), name="zipage-watch"),
+        ]
+
+    async def _watch(self, child: ChildProcess) -> None:
+        await self._exited.wait()
+        await asyncio.sleep(DRAIN_S)
+        self._fail(self._end_error(f"the engine process {child.describe_end()}"))
+
+    def _end_error(self, reason: str) -> ZipageError:
+        return EngineDiedError(reason) if self._is_ready else EngineStartError(reason)
+
+    def _fail(self, error: ZipageError) -> None:
+        """Everybody who waits gets the error; the first cause is the one that is told."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        if not self._started.done():
+            self._started.set_exception(_copy(error))
+        for stream in self._streams.values():
+            stream.fail(_copy(error))
+        self._streams.clear()
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(_copy(error))
+
+    async def _close(self) -> None:
+        is_running = self._is_ready and self._failure is None
+        if is_running:
+            self._send(Shutdown())
+        self._started.cancel()
+        self._fail(EngineClosedError("the engine is closed; start a new one"))
+        if self._child is not None:
+            await self._end_child(self._child, SHUTDOWN_GRACE_S if is_running else 0.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._context.destroy(linger=0)
+        self._remove_socket_dir()
+
+    async def _end_child(self, child: ChildProcess, grace_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._exited.wait(), grace_s)
+        except TimeoutError:
+            child.kill()
+            await self._exited.wait()
+
+
+def _make_socket_dir() -> Path:
+    """A private folder (mode 0700) whose path is short enough for a Unix socket."""
+    folder = tempfile.mkdtemp(prefix="zipage-")
+    if len(folder) + len("/to_engine") > MAX_IPC_PATH_LEN:
+        shutil.rmtree(folder)
+        folder = tempfile.mkdtemp(prefix="zipage-", dir="/tmp")
+    return Path(folder)
+
+
+def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    try:
+        loop.call_soon_threadsafe(event.set)
+    except RuntimeError:
+        return  # the loop was closed without close(): nobody is left to be told
+
+
+def _copy(error: ZipageError) -> ZipageError:
+    """One exception per raise, so that tracebacks of different callers don't mix."""
+    return type(error)(str(error))

@@ -1,0 +1,131 @@
+"""Who of the waiting gets a row this step, and with which blocks: cache hits, branches, swap-ins.
+
+Knows nothing of running requests' chunks or of the step budget.
+"""
+
+from zipage_lang.radix_cache.prefix_cache import Match
+from zipage_lang.runtime.compaction_plan import CompactionPlanner
+from zipage_lang.runtime.plan_builder import PlanBuilder
+from zipage_lang.runtime.request import Request
+from zipage_lang.runtime.scheduler_state import SchedulerState
+
+
+class Admission:
+    """Tries the waiting in order; stops at the first that memory or rows have no place for."""
+
+    def __init__(self, state: SchedulerState, planner: CompactionPlanner) -> None:
+        self._state = state
+        self._planner = planner
+
+    def candidates(self) -> list[Request]:
+        return self._state.waiting.in_order(self._cached_len)
+
+    def should_wait_for_sibling(self, request: Request) -> bool:
+        """Whether a running prefill is computing a prefix that this request could share next step."""
+        if request.table is not None or request.swapped is not None:
+            return False
+        cache, block_size = self._state.cache, self._state.block_size
+        if not cache.enabled:
+            return False
+        prefilling = [other for other in self._state.running if self._is_prefilling(other, request)]
+        if not prefilling:
+            return False
+        shared = self._cached_len(request) // block_size * block_size + block_size
+        if shared > request.max_reusable_len:
+            return False
+        wanted = request.token_ids[:shared]
+        return any(other.token_ids[:shared] == wanted for other in prefilling)
+
+    def admit(self, request: Request, plan: PlanBuilder, is_alone: bool) -> bool:
+        """Give the request a row and its first blocks, or leave everything as it was.
+
+        Its remaining prompt must fit in what is free or evictable (as far as it will grow before
+        it compacts), and some blocks stay in reserve for those who run; alone it needs no reserve.
+        """
+        if request.swapped is not None:
+            return self._swap_in(request, plan)
+        opened_here = request.table is None
+        if opened_here:
+            self._open(request)
+        assert request.table is not None
+        growth = min(request.num_uncomputed, max(1, self._planner.room(request)))
+        needed = self._state.cache.num_new_blocks(request.table, growth)
+        if not is_alone and needed + self._reserve() > self._state.cache.num_available:
+            if opened_here:
+                self._state.cache.drop(request.table)
+                request.table = None
+            return False
+        self._start(request, plan)
+        if opened_here:
+            self._count_hit(request)
+        return True
+
+    def _is_prefilling(self, other: Request, request: Request) -> bool:
+        return (
+            other.namespace == request.namespace
+            and not other.is_compacted
+            and other.logical_len < other.num_prompt_tokens
+        )
+
+    def _open(self, request: Request) -> None:
+        match = self._match(request)
+        request.table = self._state.cache.open(match)
+        request.stateful_len = match.stateful_len
+        request.last_compaction_at = match.num_tokens if match.is_compacted else 0
+
+    def _cached_len(self, request: Request) -> int:
+        if request.table is not None:
+            return request.logical_len
+        return self._match(request).num_tokens
+
+    def _match(self, request: Request) -> Match:
+        return self._state.cache.match(
+            request.token_ids[: request.max_reusable_len + 1],
+            namespace=request.namespace,
+            signature=request.signature if request.kv.reuse == "compacted" else None,
+            max_plain_len=self._max_plain_len(request),
+        )
+
+    def _max_plain_len(self, request: Request) -> int | None:
+        """A bounded request takes no more of a plain prefix than it could hold itself, less the
+        tokens whose queries it needs before its first compaction."""
+        if request.kv.mode != "fixed":
+            return None
+        bound = request.kv.protected_len + request.kv.max_tail_len
+        if self._state.slots.needs_queries(request):
+            bound -= self._state.limits.window
+        return max(0, bound)
+
+    def _start(self, request: Request, plan: PlanBuilder) -> None:
+        self._state.waiting.remove(request)
+        self._state.start_running(request)
+        self._state.waiting.note_admitted(request)
+        plan.set_up_row(request)
+
+    def _count_hit(self, request: Request) -> None:
+        """Prompt tokens found in the tree count as cached, unless this request computed them itself."""
+        if request.max_computed_len == 0:
+            request.num_cached_tokens = request.logical_len
+        num_again = max(0, request.max_computed_len - request.logical_len)
+        request.num_recomputed += num_again
+        self._state.counts.num_recomputed_tokens += num_again
+
+    def _swap_in(self, request: Request, plan: PlanBuilder) -> bool:
+        swapped = request.swapped
+        assert swapped is not None
+        cache = self._state.cache
+        if len(swapped.host_ids) + 1 > cache.num_available:
+            return False
+        table = cache.swap_in(swapped.table)
+        if table is None:
+            return False
+        request.table, request.swapped = table, None
+        plan.swap_in(list(table.block_ids), swapped.host_ids)
+        self._state.host.free(swapped.host_ids)
+        self._state.counts.num_swap_ins += 1
+        self._start(request, plan)
+        return True
+
+    def _reserve(self) -> int:
+        """A few blocks for those who run, so that an admission is not undone at once."""
+        return min(len(self._state.running), self._state.cache.num_blocks // 100)

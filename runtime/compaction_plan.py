@@ -1,0 +1,137 @@
+"""Which requests compact and how much they keep: counts only.
+
+Knows nothing of scores, tensors or what a policy prefers.
+"""
+
+from zipage_lang.runtime.plan_builder import PlanBuilder, PlannedCompaction
+from zipage_lang.runtime.request import Request, Status
+from zipage_lang.runtime.scheduler_state import SchedulerState
+from zipage_lang.runtime.step_plan import BlockCopy, Compaction
+
+UNBOUNDED = 2**62
+
+
+class CompactionPlanner:
+    """`room` bounds how far a request may grow; `is_due` and `can_compact_early` say when it shrinks."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+
+    def room(self, request: Request) -> int:
+        """Tokens the request may still compute before it must compact or get a query slot.
+
+        Half-open in resident slots: [0, protected) [protected, protected + K) [.., + E) due.
+        A request that scores with queries but has too few of them yet (it continued from a
+        compacted state near its bound) may run on until it has `min(window, block_size)`.
+        """
+        if request.kv.mode != "fixed":
+            return UNBOUNDED
+        slots = self._state.slots
+        if slots.needs_queries(request) and request.query_slot is None:
+            return slots.line(request) - request.resident_len
+        bound = request.kv.protected_len + request.kv.max_tail_len
+        return max(bound - request.resident_len, self._num_missing_queries(request))
+
+    def is_due(self, request: Request) -> bool:
+        """Whether the request must compact before it can go on."""
+        bound = request.kv.protected_len + request.kv.max_tail_len
+        return (
+            request.kv.mode == "fixed"
+            and request.resident_len >= bound
+            and not self._lacks_slot(request)
+            and self._num_missing_queries(request) == 0
+        )
+
+    def can_compact_early(self, request: Request) -> bool:
+        """Whether compacting now, before it is due, would free at least one block."""
+        if not request.kv.compacts or request.status is not Status.RUNNING:
+            return False
+        if request.tail_len <= request.kv.budget or self._lacks_slot(request):
+            return False
+        if self._state.slots.needs_queries(request):
+            since = request.logical_len - request.last_compaction_at
+            wanted = min(self._state.limits.window, request.kv.interval)
+            if min(since, self._state.slots.num_queries(request)) < wanted:
+                return False
+        return self._num_blocks(request, self._num_keep(request)) < self._num_blocks(
+            request, request.tail_len
+        )
+
+    def plan(self, request: Request, plan: PlanBuilder) -> bool:
+        """Put the request's compaction into the step. False when blocks for private copies are short."""
+        return self._plan(request, plan, self._num_keep(request))
+
+    def plan_in_place(self, request: Request, plan: PlanBuilder) -> bool:
+        """As `plan`, but only if it needs no new blocks, so that it surely frees some."""
+        table, num_keep = request.table, self._num_keep(request)
+        assert table is not None
+        blocks = self._state.cache.plan_compaction(table, request.kv.protected_len, num_keep)
+        if blocks is None:
+            return False
+        self._state.cache.cancel_compaction(table, blocks)
+        return not blocks.copies and self._plan(request, plan, num_keep)
+
+    def finish(self, planned: PlannedCompaction) -> None:
+        """The step did it: switch the block table, count."""
+        request, compaction = planned.request, planned.compaction
+        assert request.table is not None
+        resident_len = compaction.protected_len + compaction.num_keep
+        self._state.cache.finish_compaction(
+            request.table, planned.blocks, resident_len=resident_len
+        )
+        num_dropped = compaction.tail_len - compaction.num_keep
+        request.status = Status.RUNNING
+        request.stateful_len = compaction.num_keep
+        request.last_compaction_at = request.logical_len
+        request.compactions += 1
+        request.dropped += num_dropped
+        self._state.counts.num_compactions += 1
+        self._state.counts.num_dropped_slots += num_dropped
+
+    def _plan(self, request: Request, plan: PlanBuilder, num_keep: int) -> bool:
+        table, protected_len = request.table, request.kv.protected_len
+        assert table is not None
+        assert request.row is not None
+        blocks = self._state.cache.plan_compaction(table, protected_len, num_keep)
+        if blocks is None:
+            return False
+        compaction = Compaction(
+            row=request.row,
+            policy=request.kv.policy,
+            protected_len=protected_len,
+            tail_len=request.tail_len,
+            num_keep=num_keep,
+            stateful_len=request.stateful_len,
+            logical_len=request.logical_len,
+            query_slot=request.query_slot,
+            num_queries=self._state.slots.num_queries(request),
+            seed=request.seed,
+            block_ids_before=tuple(blocks.block_ids_before),
+            block_ids=tuple(blocks.block_ids),
+            block_copies=tuple(BlockCopy(src, dst) for src, dst in blocks.copies),
+        )
+        request.status = Status.COMPACTING
+        plan.add_compaction(PlannedCompaction(request, blocks, compaction))
+        return True
+
+    def _num_keep(self, request: Request) -> int:
+        """K, or in adaptive mode all but the last interval, but few enough to free a block."""
+        kv = request.kv
+        if kv.mode == "fixed":
+            return kv.budget
+        one_block_less = (self._num_blocks(request, request.tail_len) - 1) * self._state.block_size
+        return max(
+            kv.budget, min(request.tail_len - kv.interval, one_block_less - kv.protected_len)
+        )
+
+    def _num_blocks(self, request: Request, tail_len: int) -> int:
+        return -(-(request.kv.protected_len + tail_len) // self._state.block_size)
+
+    def _lacks_slot(self, request: Request) -> bool:
+        return self._state.slots.needs_queries(request) and request.query_slot is None
+
+    def _num_missing_queries(self, request: Request) -> int:
+        if not self._state.slots.needs_queries(request):
+            return 0
+        wanted = min(self._state.limits.window, self._state.block_size)
+        return max(0, wanted - self._state.slots.num_queries(request))

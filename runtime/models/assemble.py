@@ -1,0 +1,136 @@
+"""Builds a Decoder from named weights: checks shapes, merges projections, turns them input-major.
+
+Knows nothing of file formats.
+"""
+
+import torch
+from torch import Tensor
+
+from zipage_lang.kernels.backend import Backend
+from zipage_lang.runtime.models.config import ArchConfig
+from zipage_lang.runtime.models.decoder import Decoder
+from zipage_lang.runtime.models.layers import (
+    AttentionBlock,
+    DecoderLayer,
+    GatedMlp,
+    HeadNorms,
+    HeadShape,
+    Linear,
+)
+from zipage_lang.runtime.models.rope import RotaryTable
+from zipage_lang.runtime.models.weights import WeightSource
+
+
+def assemble_decoder(
+    arch: ArchConfig,
+    source: WeightSource,
+    dtype: torch.dtype,
+    backend: Backend,
+    max_model_len: int,
+) -> Decoder:
+    """The model with its weights in `dtype` on the backend's device.
+
+    Raises ValueError that names the file for a tensor that is missing or has another shape.
+    """
+    weights = _Weights(source, dtype, backend.device)
+    rotary = RotaryTable(arch, max_model_len, dtype, backend.device)
+    table_shape = (arch.vocab_size, arch.hidden_size)
+    embedding = weights.take("model.embed_tokens.weight", table_shape)
+    return Decoder(
+        arch,
+        backend,
+        embedding=embedding,
+        layers=tuple(_layer(arch, weights, index) for index in range(arch.num_layers)),
+        final_norm=weights.take("model.norm.weight", (arch.hidden_size,)),
+        head=embedding if arch.tie_embeddings else weights.take("lm_head.weight", table_shape),
+        rotary=rotary,
+    )
+
+
+class _Weights:
+    """Takes tensors from a source by name and expected shape."""
+
+    def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+        self._source, self._dtype, self._device = source, dtype, device
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor `name`, contiguous, in our dtype and on our device."""
+        return self._checked(name, shape).to(self._device, self._dtype).contiguous()
+
+    def take_linear(
+        self, prefix: str, parts: dict[str, int], in_size: int, *, has_bias: bool
+    ) -> Linear:
+        """Projections of one input, merged: `parts` gives each one's name and output size."""
+        total = sum(parts.values())
+        kind = {"dtype": self._dtype, "device": self._device}
+        weight = torch.empty((in_size, total), **kind)  # [in_size, total]
+        bias = torch.empty(total, **kind) if has_bias else None  # [total]
+        start = 0
+        for part, size in parts.items():
+            columns = slice(start, start + size)
+            name = f"{prefix}.{part}"
+            weight[:, columns] = self._checked(f"{name}.weight", (size, in_size)).T
+            if bias is not None:
+                bias[columns] = self._checked(f"{name}.bias", (size,))
+            start += size
+        return Linear(weight, bias)
+
+    def _checked(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        path = self._source.path
+        if name not in self._source:
+            raise ValueError(
+                f"{path}: tensor {name!r} is missing; the weights don't belong to this config"
+            )
+        tensor = self._source.read(name)
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{path}: tensor {name!r} has shape {tuple(tensor.shape)}, the config asks for "
+                f"{shape}; the weights don't belong to this config"
+            )
+        return tensor
+
+
+def _layer(arch: ArchConfig, weights: _Weights, index: int) -> DecoderLayer:
+    prefix = f"model.layers.{index}"
+    hidden = (arch.hidden_size,)
+    return DecoderLayer(
+        attention=_attention(arch, weights, index, f"{prefix}.self_attn"),
+        attention_norm=weights.take(f"{prefix}.input_layernorm.weight", hidden),
+        mlp=_mlp(arch, weights, f"{prefix}.mlp"),
+        mlp_norm=weights.take(f"{prefix}.post_attention_layernorm.weight", hidden),
+    )
+
+
+def _attention(arch: ArchConfig, weights: _Weights, index: int, prefix: str) -> AttentionBlock:
+    q_size, kv_size = arch.num_q_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+    qkv_parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+    return AttentionBlock(
+        layer=index,
+        heads=HeadShape(
+            num_q_heads=arch.num_q_heads, num_kv_heads=arch.num_kv_heads, head_dim=arch.head_dim
+        ),
+        qkv=weights.take_linear(prefix, qkv_parts, arch.hidden_size, has_bias=arch.qkv_bias),
+        norms=_head_norms(arch, weights, prefix) if arch.qk_norm else None,
+        out=weights.take_linear(
+            prefix, {"o_proj": arch.hidden_size}, q_size, has_bias=arch.out_bias
+        ),
+    )
+
+
+def _head_norms(arch: ArchConfig, weights: _Weights, prefix: str) -> HeadNorms:
+    return HeadNorms(
+        q=weights.take(f"{prefix}.q_norm.weight", (arch.head_dim,)),
+        k=weights.take(f"{prefix}.k_norm.weight", (arch.head_dim,)),
+        eps=arch.rms_norm_eps,
+    )
+
+
+def _mlp(arch: ArchConfig, weights: _Weights, prefix: str) -> GatedMlp:
+    inner = arch.intermediate_size
+    parts = {"gate_proj": inner, "up_proj": inner}
+    return GatedMlp(
+        gate_up=weights.take_linear(prefix, parts, arch.hidden_size, has_bias=arch.mlp_bias),
+        down=weights.take_linear(
+            prefix, {"down_proj": arch.hidden_size}, inner, has_bias=arch.mlp_bias
+        ),
+    )

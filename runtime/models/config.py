@@ -1,0 +1,127 @@
+"""ArchConfig: a decoder's shape and settings, read from a Hugging Face style config.
+
+Knows nothing of files, tensors or kernels.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArchConfig:
+    """All that distinguishes one decoder-only transformer of this family from another."""
+
+    architecture: str  # "llama", "qwen2", "qwen3"
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: Mapping[str, Any] | None  # as in config.json; None: plain RoPE
+    max_position: int  # context in tokens the model was made for
+    tie_embeddings: bool
+    qkv_bias: bool = False
+    out_bias: bool = False  # of the attention's output projection
+    mlp_bias: bool = False
+    qk_norm: bool = False  # RMSNorm over each head of q and k, before RoPE
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.num_q_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_attention_heads={self.num_q_heads} must be a multiple of "
+                f"num_key_value_heads={self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even for rotary embeddings")
+
+
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_q_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "max_position",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFamily:
+    """What a model file states: how its config reads and how llama.cpp stores its weights."""
+
+    name: str  # `model_type` in config.json and `general.architecture` in GGUF
+    read_config: Callable[[Mapping[str, Any]], ArchConfig]
+    gguf_interleaves_rope: bool  # GGUF holds q and k with rotary pairs side by side
+
+
+def read_common(hf: Mapping[str, Any], **differences: Any) -> ArchConfig:
+    """The part of a config that all families share; `differences` are added or win.
+
+    Args:
+        hf: the keys of a `config.json`, in either the transformers 4 or 5 spelling of RoPE.
+
+    Raises ValueError for a missing key or a feature that is not supported.
+    """
+    if hf.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act={hf['hidden_act']!r} is not supported, only 'silu'")
+    num_q_heads = _need(hf, "num_attention_heads")
+    theta, scaling = _read_rope(hf)
+    fields: dict[str, Any] = {
+        "architecture": _need(hf, "model_type"),
+        "vocab_size": _need(hf, "vocab_size"),
+        "hidden_size": _need(hf, "hidden_size"),
+        "num_layers": _need(hf, "num_hidden_layers"),
+        "num_q_heads": num_q_heads,
+        "num_kv_heads": hf.get("num_key_value_heads") or num_q_heads,
+        "head_dim": hf.get("head_dim") or _need(hf, "hidden_size") // num_q_heads,
+        "intermediate_size": _need(hf, "intermediate_size"),
+        "rms_norm_eps": float(hf.get("rms_norm_eps", 1e-6)),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "max_position": _need(hf, "max_position_embeddings"),
+        "tie_embeddings": bool(hf.get("tie_word_embeddings", False)),
+        "eos_token_ids": _as_ids(hf.get("eos_token_id")),
+        "bos_token_id": hf.get("bos_token_id"),
+    }
+    return ArchConfig(**(fields | differences))
+
+
+def refuse_sliding_window(hf: Mapping[str, Any]) -> None:
+    """Raise ValueError when some layers would attend to a window only."""
+    kinds = hf.get("layer_types") or ()
+    if hf.get("use_sliding_window") and (not kinds or "sliding_attention" in kinds):
+        raise ValueError("use_sliding_window=true is not supported; set it to false in config.json")
+
+
+def _need(hf: Mapping[str, Any], key: str) -> Any:
+    if hf.get(key) is None:
+        raise ValueError(f"the config lacks {key!r}")
+    return hf[key]
+
+
+def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def _read_rope(hf: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
+    """(theta, scaling); transformers 5 keeps both in `rope_parameters`, 4 side by side."""
+    rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
+    theta = float(rope.pop("rope_theta", None) or hf.get("rope_theta") or 10_000.0)
+    kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("partial_rotary_factor other than 1 is not supported")
+    return theta, None if kind == "default" else {**rope, "rope_type": kind}

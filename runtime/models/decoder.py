@@ -1,0 +1,57 @@
+"""Decoder: embeddings, layers and the output head, run over a ForwardBatch and a paged KV cache.
+
+Knows nothing of weight files, families of models or requests.
+"""
+
+import torch
+from torch import Tensor
+
+from zipage_lang.kernels.backend import Backend
+from zipage_lang.runtime.forward_batch import ForwardBatch
+from zipage_lang.runtime.kv_cache import KVCache
+from zipage_lang.runtime.models.config import ArchConfig
+from zipage_lang.runtime.models.layers import DecoderLayer
+from zipage_lang.runtime.models.rope import RotaryTable
+
+
+class Decoder:
+    """A decoder-only transformer for inference."""
+
+    def __init__(
+        self,
+        arch: ArchConfig,
+        backend: Backend,
+        *,
+        embedding: Tensor,
+        layers: tuple[DecoderLayer, ...],
+        final_norm: Tensor,
+        head: Tensor,
+        rotary: RotaryTable,
+    ) -> None:
+        self.arch, self.backend = arch, backend
+        self.embedding = embedding  # [vocab_size, hidden_size]
+        self.layers = layers
+        self.final_norm = final_norm  # [hidden_size]
+        self.head = head  # [vocab_size, hidden_size]; the embedding itself when tied
+        self.rotary = rotary
+
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
+        """Run all layers; K, V and the wanted queries are written into `cache`.
+
+        Returns the hidden state after the final norm, [num_tokens, hidden_size].
+        """
+        backend, eps = self.backend, self.arch.rms_norm_eps
+        rotary = self.rotary.at(batch.positions)
+        residual = self.embedding.index_select(0, batch.token_ids)  # [num_tokens, hidden_size]
+        normed = backend.rms_norm(residual, self.layers[0].attention_norm, eps)
+        next_norms = [layer.attention_norm for layer in self.layers[1:]] + [self.final_norm]
+        for layer, next_norm in zip(self.layers, next_norms, strict=True):
+            attended = layer.attention(normed, rotary, batch, cache, backend)
+            normed, residual = backend.add_rms_norm(attended, residual, layer.mlp_norm, eps)
+            fed = layer.mlp(normed, backend)
+            normed, residual = backend.add_rms_norm(fed, residual, next_norm, eps)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [num_logits, vocab_size] from normed hidden states [num_logits, hidden_size]."""
+        return torch.nn.functional.linear(hidden, self.head).float()

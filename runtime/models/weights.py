@@ -1,0 +1,94 @@
+"""Reads model weights from safetensors files, single or sharded, by their Hugging Face names.
+
+Knows nothing of layers, and of what a tensor is for.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import safetensors
+from torch import Tensor
+
+
+class WeightSource(Protocol):
+    """Named tensors of one model, whatever file they come from."""
+
+    path: Path  # named in errors
+
+    def __contains__(self, name: str) -> bool: ...
+    def read(self, name: str) -> Tensor:
+        """The tensor as stored on the host: linear weights [out_size, in_size]."""
+        ...
+
+
+class SafetensorsWeights:
+    """The tensors of a folder's `model.safetensors`, or of the shards its index names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        self._files = _weight_files(folder)  # tensor name -> file
+        self._open: dict[Path, Any] = {path: open_safetensors(path) for path in self._shards()}
+        for name, path in self._files.items():
+            if name not in self._open[path].keys():  # noqa: SIM118 - not a dict
+                raise ValueError(f"{path}: tensor {name!r} is missing; download the model again")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def read(self, name: str) -> Tensor:
+        return self._open[self._files[name]].get_tensor(name)
+
+    def _shards(self) -> set[Path]:
+        return set(self._files.values())
+
+
+def open_safetensors(path: Path) -> Any:
+    """An open safetensors file; its header is checked against the file's size.
+
+    Raises ValueError that names the file when it is missing, truncated or of another format.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: the file is missing; download the model again")
+    try:
+        return safetensors.safe_open(path, framework="pt")
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{path}: not a whole safetensors file ({error}); download the model again"
+        ) from error
+
+
+def _weight_files(folder: Path) -> dict[str, Path]:
+    """Tensor name -> the file that holds it."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards = _read_index(index)
+        return {name: folder / file for name, file in shards.items()}
+    singles = sorted(folder.glob("*.safetensors"))
+    if len(singles) != 1:
+        raise ValueError(
+            f"{folder}: needs one .safetensors file or model.safetensors.index.json, found "
+            f"{len(singles)} files; only safetensors and GGUF weights are read"
+        )
+    return dict.fromkeys(open_safetensors(singles[0]).keys(), singles[0])
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise ValueError(f"{index}: 'weight_map' is missing; download the model again")
+    for file in shards.values():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ValueError(f"{index}: {file!r} is not the name of a file beside it")
+    return shards
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; ValueError names the file when it holds anything else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not a readable JSON file ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: must hold a JSON object, not {type(value).__name__}")
+    return value

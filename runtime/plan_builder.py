@@ -1,0 +1,109 @@
+"""Collects one step's decisions and seals them into a StepPlan.
+
+Keeps beside the plan which request each entry belongs to, for when the result comes back.
+Knows nothing of why anything was decided.
+"""
+
+import dataclasses
+
+from zipage_lang.radix_cache.prefix_cache import Append, CompactionBlocks
+from zipage_lang.runtime.request import Request
+from zipage_lang.runtime.step_plan import (
+    BlockCopy,
+    BlockSwap,
+    BlockUpdate,
+    Chunk,
+    Compaction,
+    RowSetup,
+    StepPlan,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlannedChunk:
+    request: Request
+    chunk: Chunk
+    sampling_requests: tuple[Request, ...]  # in the order of chunk.sample_rows
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlannedCompaction:
+    request: Request
+    blocks: CompactionBlocks
+    compaction: Compaction
+
+
+class PlanBuilder:
+    """One step in the making."""
+
+    def __init__(self) -> None:
+        self.chunks: list[PlannedChunk] = []
+        self.compactions: list[PlannedCompaction] = []
+        self.blocks_coming = 0  # blocks that this step's compactions will free
+        self.blocks_promised = 0  # of those, how many a stalled request is waiting for
+        self.has_displaced = False  # someone was preempted or swapped to make room
+        self._planned: set[int] = set()  # rows
+        self._row_setups: list[RowSetup] = []
+        self._updates: list[BlockUpdate] = []
+        self._copies: list[BlockCopy] = []
+        self._swap_outs: list[BlockSwap] = []
+        self._swap_ins: list[BlockSwap] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.chunks and not self.compactions
+
+    def is_planned(self, request: Request) -> bool:
+        return request.row in self._planned
+
+    def set_up_row(self, request: Request) -> None:
+        assert request.row is not None
+        assert request.table is not None
+        self._row_setups.append(
+            RowSetup(
+                row=request.row,
+                token_ids=tuple(request.token_ids),
+                num_prompt_tokens=request.num_prompt_tokens,
+                sampling=request.sampling,
+                seed=request.seed,
+            )
+        )
+        self._updates.append(BlockUpdate(request.row, 0, tuple(request.table.block_ids)))
+
+    def append_blocks(self, request: Request, append: Append) -> None:
+        assert request.row is not None
+        if append.copy is not None:
+            self._copies.append(BlockCopy(*append.copy))
+        if append.block_ids:
+            self._updates.append(BlockUpdate(request.row, append.first, append.block_ids))
+
+    def add_chunk(self, planned: PlannedChunk) -> None:
+        self.chunks.append(planned)
+        self._planned.add(planned.chunk.row)
+        self._planned.update(planned.chunk.sample_rows)
+
+    def add_compaction(self, planned: PlannedCompaction) -> None:
+        self.compactions.append(planned)
+        self._planned.add(planned.compaction.row)
+        before, after = len(planned.blocks.block_ids_before), len(planned.blocks.block_ids)
+        self.blocks_coming += before - after
+
+    def swap_out(self, block_ids: list[int], host_ids: tuple[int, ...]) -> None:
+        pairs = zip(block_ids, host_ids, strict=True)
+        self._swap_outs.extend(BlockSwap(block_id, host_id) for block_id, host_id in pairs)
+
+    def swap_in(self, block_ids: list[int], host_ids: tuple[int, ...]) -> None:
+        pairs = zip(block_ids, host_ids, strict=True)
+        self._swap_ins.extend(BlockSwap(block_id, host_id) for block_id, host_id in pairs)
+
+    def seal(self, step: int) -> StepPlan:
+        return StepPlan(
+            step=step,
+            row_setups=tuple(self._row_setups),
+            block_updates=tuple(self._updates),
+            swap_outs=tuple(self._swap_outs),
+            swap_ins=tuple(self._swap_ins),
+            block_copies=tuple(self._copies),
+            chunks=tuple(planned.chunk for planned in self.chunks),
+            compactions=tuple(planned.compaction for planned in self.compactions),
+        )

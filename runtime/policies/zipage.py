@@ -1,0 +1,60 @@
+"""The `zipage` policy: recent attention with history, less key redundancy (arXiv 2603.08743).
+
+Knows nothing of blocks or of how slots are moved.
+"""
+
+import dataclasses
+from typing import Literal
+
+from torch import Tensor
+
+from zipage_lang.runtime.policies.policy import Scores, TailView
+
+
+@dataclasses.dataclass(frozen=True)
+class Zipage:
+    """The paper's score with its recommended settings.
+
+    lambda * max(S, alpha * F) - (1 - lambda) * R, max-pooled once at a request's first compaction;
+    S attention mass of the newest queries, F its decayed history, R softmax of key redundancy.
+    """
+
+    name: str = "zipage"
+    num_queries: int = 16  # w
+    num_recent: int = 16  # the window that is always kept; the paper's w again
+    num_sinks: int = 0
+    history_decay: float = 0.8  # alpha
+    mass_weight: float = 0.2  # lambda
+    temperature: float = 0.4  # tau
+    pool_kernel: int = 5
+    similarity_threshold: float = 0.5  # cosine above which two keys count as duplicates
+    redundancy: Literal["lightning", "flash"] = "lightning"  # flash compares with the whole tail
+    redundancy_chunk: int = 256  # slots compared with each other by lightning; the paper's block
+
+    def __post_init__(self) -> None:
+        if self.redundancy not in ("lightning", "flash"):
+            raise ValueError(f"redundancy={self.redundancy!r} must be lightning or flash")
+        if self.pool_kernel % 2 == 0:
+            raise ValueError(f"pool_kernel={self.pool_kernel} must be odd, to centre on its slot")
+        if not 0 <= self.mass_weight <= 1:
+            raise ValueError(f"mass_weight={self.mass_weight} must lie between 0 and 1")
+
+    def score(self, view: TailView) -> Scores:
+        mass, similarity = self._mass_and_similarity(view)
+        keep, history = view.backend.combine_scores(
+            mass,
+            similarity,
+            view.history(),
+            view.lens,
+            view.is_first,
+            decay=self.history_decay,
+            pool_kernel=self.pool_kernel,
+            temperature=self.temperature,
+            mass_weight=self.mass_weight,
+        )
+        return Scores(keep=keep, history=history)
+
+    def _mass_and_similarity(self, view: TailView) -> tuple[Tensor, Tensor]:
+        if self.redundancy == "flash":
+            return view.attention_mass(), view.similarity(self.similarity_threshold)
+        return view.mass_and_similarity(self.redundancy_chunk, self.similarity_threshold)

@@ -1,0 +1,85 @@
+"""Query slots: rings that keep a request's last queries for scoring; fewer than requests may be.
+
+Hybrid scheduling (arXiv 2603.08743, section on query slots): a request gets a slot before its tail
+comes within `window` tokens of being due; without one it waits at that line.
+Knows nothing of blocks or tensors.
+"""
+
+from collections.abc import Mapping
+
+from zipage_lang.runtime.request import Request
+
+
+class QuerySlots:
+    """Hands out slots: at once while some are free, else by taking one that is not needed yet."""
+
+    def __init__(self, num_slots: int, window: int, policy_queries: Mapping[str, int]) -> None:
+        self._window = window
+        self._policy_queries = policy_queries
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._holders: dict[int, Request] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def needs_queries(self, request: Request) -> bool:
+        """Whether this request's policy scores with queries at all."""
+        return request.kv.compacts and self._policy_queries[request.kv.policy] > 0
+
+    def num_queries(self, request: Request) -> int:
+        """How many of the request's last tokens have their query in its ring."""
+        if request.query_slot is None:
+            return 0
+        return min(self._window, request.logical_len - request.query_slot_since)
+
+    def line(self, request: Request) -> int:
+        """Resident length that a request without a slot may not pass."""
+        return request.kv.protected_len + request.kv.max_tail_len - self._window
+
+    def provide(self, request: Request) -> None:
+        """Give the request a slot if it can use one: a free one, or at its line one not needed yet."""
+        if request.query_slot is not None or not self.needs_queries(request):
+            return
+        if self._free:
+            self._give(request, self._free.pop())
+        elif request.kv.mode == "fixed" and request.resident_len >= self.line(request):
+            lender = self._pick_lender()
+            if lender is not None:
+                slot = lender.query_slot
+                assert slot is not None
+                lender.query_slot = None
+                self._give(request, slot)
+
+    def release(self, request: Request) -> None:
+        """Take the slot back, if there is one."""
+        if request.query_slot is None:
+            return
+        del self._holders[request.query_slot]
+        self._free.append(request.query_slot)
+        request.query_slot = None
+
+    def check_invariants(self) -> None:
+        """Every slot is free or held by exactly the request that says so."""
+        for slot, holder in self._holders.items():
+            assert holder.query_slot == slot, f"slot {slot} is not its holder's {holder.query_slot}"
+            assert holder.row is not None, (
+                f"slot {slot} is held by {holder.request_id}, not running"
+            )
+            assert slot not in self._free, f"slot {slot} is free and held"
+
+    def _give(self, request: Request, slot: int) -> None:
+        self._holders[slot] = request
+        request.query_slot = slot
+        request.query_slot_since = request.logical_len
+
+    def _pick_lender(self) -> Request | None:
+        """The holder farthest from needing its slot; one past its line keeps it until it compacts."""
+        idle = [holder for holder in self._holders.values() if self._can_lend(holder)]
+        return max(idle, key=self._distance, default=None)
+
+    def _can_lend(self, holder: Request) -> bool:
+        return holder.kv.mode == "adaptive" or self._distance(holder) >= 0
+
+    def _distance(self, holder: Request) -> int:
+        return self.line(holder) - holder.resident_len

@@ -1,0 +1,413 @@
+"""The scheduler: who computes how many tokens in the next step, and what a step's result means.
+
+One rule for all work: a step has a token budget; decodes first, then chunks of prefill, then new
+requests. Integers only. Knows nothing of tensors, text or sockets.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from zipage_lang.radix_cache.prefix_cache import Append
+from zipage_lang.runtime.admission import Admission
+from zipage_lang.runtime.branching import Branching
+from zipage_lang.runtime.compaction_plan import CompactionPlanner
+from zipage_lang.runtime.config import CacheConfig, CompressionConfig, SchedulerConfig
+from zipage_lang.runtime.intake import Intake
+from zipage_lang.runtime.limits import Limits
+from zipage_lang.runtime.messages import Abort, AddRequest, Fork, Release, Stop, TokenOutput
+from zipage_lang.runtime.plan_builder import PlanBuilder, PlannedChunk
+from zipage_lang.runtime.pressure import Pressure
+from zipage_lang.runtime.request import Request, RequestRefused, Status
+from zipage_lang.runtime.request_outputs import RequestOutputs, logprob_entry
+from zipage_lang.runtime.scheduler_state import SchedulerState
+from zipage_lang.runtime.step_plan import Chunk, StepPlan, StepResult, TokenLogprobs
+
+
+class Scheduler:
+    """Messages in, plans out; results in, outputs out."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        compression: CompressionConfig,
+        limits: Limits,
+        policy_queries: Mapping[str, int],
+    ) -> None:
+        self._config, self._limits = config, limits
+        self._state = SchedulerState(config, cache, limits, policy_queries)
+        self._planner = CompactionPlanner(self._state)
+        self._pressure = Pressure(self._state, self._planner)
+        self._admission = Admission(self._state, self._planner)
+        self._branching = Branching(self._state)
+        self._intake = Intake(compression, limits, cache.block_size, policy_queries)
+        self._outputs = RequestOutputs()
+        self._by_id: dict[str, list[Request]] = {}
+        self._in_flight: dict[int, PlanBuilder] = {}
+        self._is_memory_wanted = False  # the last step could not admit someone for want of blocks
+
+    # What clients ask for
+
+    def add(self, message: AddRequest) -> None:
+        """Queue a request. Raises RequestRefused with the limit named when it can never run."""
+        requests = self._take_in(message)
+        self._state.waiting.add(requests[0])
+
+    def fork(self, message: Fork) -> None:
+        """Queue branches that start from the parent's state; a refused one gets its error as output."""
+        live = self._by_id.get(message.parent_id, [])
+        parent = live[0] if live else self._state.held.get(message.parent_id)
+        for child_message in message.children:
+            try:
+                leader = self._take_in(child_message)[0]
+            except RequestRefused as refusal:
+                self.refuse(child_message, str(refusal))
+                continue
+            if parent is not None:
+                self._branching.start_from(parent, leader)
+            self._state.waiting.add(leader)
+
+    def refuse(self, message: AddRequest, error: str) -> None:
+        """Tell the client that its request was refused."""
+        self._state.counts.num_refused += 1
+        self._outputs.tell_error(message, error)
+
+    def stop(self, message: Stop) -> None:
+        """End a sample whose stop string the client has seen; tokens behind it do not count."""
+        for request in self._by_id.get(message.request_id, []):
+            if request.sample_index == message.sample_index:
+                self._leave_queues(request)
+                self._cut(request, message.num_output_tokens)
+                self._settle(request, "stop")
+                self._outputs.tell_end(request, "stop")
+                return
+
+    def abort(self, message: Abort) -> None:
+        """End requests whose caller left; their blocks are free (or evictable) at once."""
+        groups = set(message.group_ids)
+        in_groups = {r.request_id for r in self._state.requests() if r.group_id in groups}
+        for request_id in (*message.request_ids, *sorted(in_groups)):
+            for request in list(self._by_id.get(request_id, [])):
+                self._state.counts.num_aborted += 1
+                self._end(request, "abort")
+                self._outputs.tell_end(request, "abort")
+        self.release(Release(request_ids=message.request_ids))
+
+    def release(self, message: Release) -> None:
+        """Drop held states: the tree may keep them, evictable."""
+        for request_id in message.request_ids:
+            request = self._state.held.pop(request_id, None)
+            if request is not None:
+                self._state.keep_in_tree(request)
+                request.status = Status.ENDED
+
+    # Steps
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._state.running) or len(self._state.waiting) > 0
+
+    def schedule(self) -> StepPlan:
+        """Decide the next step. Never empty while work waits."""
+        plan = PlanBuilder()
+        if self._is_memory_wanted:
+            self._pressure.compact_adaptive(plan)
+        self._is_memory_wanted = False
+        budget = self._run_on(plan, self._config.max_step_tokens)
+        if not plan.has_displaced:
+            budget = self._admit(plan, budget)
+        if plan.is_empty and self._state.running:
+            self._break_standstill(plan, budget)
+        self._state.counts.num_steps += 1
+        step = self._state.counts.num_steps
+        self._in_flight[step] = plan
+        sealed = plan.seal(step)
+        assert not (sealed.is_empty and self.has_work), self._standstill_report()
+        return sealed
+
+    def apply(self, plan: StepPlan, result: StepResult) -> None:
+        """Take in what the step yielded."""
+        builder = self._in_flight.pop(plan.step)
+        for planned_compaction in builder.compactions:
+            if planned_compaction.request.status is Status.COMPACTING:
+                self._planner.finish(planned_compaction)
+        self._take_prompt_logprobs(builder, result)
+        by_row = {sample.row: sample for sample in result.samples}
+        for planned in builder.chunks:
+            self._commit(planned)
+            for request in planned.sampling_requests:
+                sample = by_row[self._row_of(planned, request)]
+                self._take_token(request, sample.token_id, sample.logprobs)
+
+    def take_outputs(self) -> list[TokenOutput]:
+        """What is to be told to clients since the last call."""
+        return self._outputs.take()
+
+    # What people look at
+
+    def flush_cache(self) -> None:
+        """Evict all that no request holds."""
+        self._state.cache.flush()
+
+    def check_invariants(self) -> None:
+        self._state.check_invariants()
+
+    def stats(self) -> dict[str, int | float | str]:
+        """Counts and gauges by name."""
+        state = self._state
+        return {
+            "num_running": len(state.running),
+            "num_waiting": len(state.waiting),
+            "num_held": len(state.held),
+            "num_free_query_slots": state.slots.num_free,
+            "num_free_host_blocks": state.host.num_free,
+            **dataclasses.asdict(state.counts),
+            **state.cache.stats(),
+        }
+
+    # Deciding
+
+    def _run_on(self, plan: PlanBuilder, budget: int) -> int:
+        """Those who run: decodes (and whoever stalled last time) first, then prefill chunks."""
+        order = sorted(
+            self._state.running, key=lambda r: not (r.num_uncomputed == 1 or r.is_stalled)
+        )
+        for request in order:
+            if request.status is Status.RUNNING and budget > 0 and not plan.is_planned(request):
+                budget -= self._advance(request, plan, budget)
+        return budget
+
+    def _admit(self, plan: PlanBuilder, budget: int) -> int:
+        """New requests while budget, rows and memory last."""
+        for request in self._admission.candidates():
+            if budget <= 0 or self._state.num_free_rows == 0:
+                break
+            if self._admission.should_wait_for_sibling(request):
+                continue
+            if not self._find_place(request, plan):
+                self._is_memory_wanted = True
+                break
+            budget -= self._advance(request, plan, budget)
+        return budget
+
+    def _find_place(self, request: Request, plan: PlanBuilder) -> bool:
+        """Admit the request; where only idle states are in its way, they give theirs up."""
+        is_alone = plan.is_empty and not self._state.running
+        while not self._admission.admit(request, plan, is_alone):
+            if self._pressure.release_held():
+                continue
+            if not is_alone or not self._pressure.release_waiting_branch(besides=request):
+                return False
+        return True
+
+    def _advance(self, request: Request, plan: PlanBuilder, budget: int) -> int:
+        """One request's part of the step; returns the tokens it takes of the budget."""
+        self._state.slots.provide(request)
+        if self._planner.is_due(request):
+            done = self._pressure.with_room(
+                request, plan, lambda: self._planner.plan(request, plan) or None
+            )
+            request.is_stalled = done is None
+            return 0
+        num_tokens = self._num_tokens(request, budget)
+        if num_tokens < 1:
+            return 0
+        num_tokens = self._shrink_to_fit(request, num_tokens)
+        table = request.table
+        assert table is not None
+        append = self._pressure.with_room(
+            request, plan, lambda: self._state.cache.append(table, num_tokens)
+        )
+        request.is_stalled = append is None
+        if append is None:
+            return 0
+        self._plan_chunk(request, plan, num_tokens, append)
+        return num_tokens
+
+    def _num_tokens(self, request: Request, budget: int) -> int:
+        chunk = self._config.max_chunk_len or budget
+        return min(request.num_uncomputed, budget, chunk, self._planner.room(request))
+
+    def _shrink_to_fit(self, request: Request, num_tokens: int) -> int:
+        """A prefill chunk takes what is there rather than push others out; one token is the least."""
+        table = request.table
+        assert table is not None
+        available = self._state.cache.num_available
+        while num_tokens > 1 and self._state.cache.num_new_blocks(table, num_tokens) > available:
+            excess = self._state.cache.num_new_blocks(table, num_tokens) - available
+            num_tokens = max(1, num_tokens - excess * self._state.block_size)
+        return num_tokens
+
+    def _plan_chunk(
+        self, request: Request, plan: PlanBuilder, num_tokens: int, append: Append
+    ) -> None:
+        assert request.row is not None
+        plan.append_blocks(request, append)
+        if request.num_uncomputed + num_tokens > 1:
+            self._state.counts.num_prefilled_tokens += num_tokens
+        position = request.logical_len - num_tokens
+        reaches_end = request.num_uncomputed == 0
+        sampling_requests = self._samplers(request, plan) if reaches_end else ()
+        is_last_token = reaches_end and num_tokens == 1
+        tokens = (
+            None if is_last_token else tuple(request.token_ids[position : position + num_tokens])
+        )
+        chunk = Chunk(
+            row=request.row,
+            num_tokens=num_tokens,
+            token_ids=tokens,
+            position=position,
+            resident_start=request.resident_len - num_tokens,
+            sample_rows=tuple(r.row for r in sampling_requests if r.row is not None),
+            query_slot=request.query_slot,
+            prompt_logprobs_from=self._prompt_logprobs_from(request, position, num_tokens),
+        )
+        request.max_resident_len = max(request.max_resident_len, request.resident_len)
+        plan.add_chunk(PlannedChunk(request, chunk, sampling_requests))
+
+    def _samplers(self, leader: Request, plan: PlanBuilder) -> tuple[Request, ...]:
+        """Who draws from the leader's logits: itself and the samples that waited for its prefill."""
+        return (leader, *self._branching.branch_followers(leader, plan))
+
+    def _prompt_logprobs_from(self, request: Request, position: int, num_tokens: int) -> int | None:
+        if request.first_wanted_logprob is None:
+            return None
+        start = max(position, request.first_wanted_logprob - 1)
+        end = min(position + num_tokens, request.num_prompt_tokens - 1)
+        return start - position if start < end else None
+
+    def _break_standstill(self, plan: PlanBuilder, budget: int) -> None:
+        """Nobody could move: the newest gives its place up, until the oldest finds room."""
+        if self._in_flight:
+            return
+        while plan.is_empty and self._state.running:
+            plan.has_displaced = True
+            self._pressure.preempt(self._state.running[-1])
+            if self._state.running:
+                budget = self._run_on(plan, budget)
+            else:
+                budget = self._admit(plan, budget)
+                return
+
+    def _standstill_report(self) -> str:
+        stats = self.stats()
+        return f"nothing could move: {stats}"
+
+    # Taking results in
+
+    def _commit(self, planned: PlannedChunk) -> None:
+        """Prompt blocks that are computed now may be shared from the next step on."""
+        for request in {planned.request, *planned.sampling_requests}:
+            table = request.table
+            if table is None or planned.chunk.position >= request.num_prompt_tokens:
+                continue
+            if not table.is_compacted:
+                num_tokens = min(table.logical_len, request.num_prompt_tokens)
+                self._state.cache.commit(table, request.token_ids, num_tokens)
+
+    def _row_of(self, planned: PlannedChunk, request: Request) -> int:
+        index = planned.sampling_requests.index(request)
+        return planned.chunk.sample_rows[index]
+
+    def _take_prompt_logprobs(self, builder: PlanBuilder, result: StepResult) -> None:
+        requests = {planned.chunk.row: planned.request for planned in builder.chunks}
+        for item in result.prompt_logprobs:
+            request = requests[item.row]
+            first_wanted = max(request.sampling.prompt_logprobs_start, 1)
+            missing = first_wanted - len(request.prompt_logprobs)
+            request.prompt_logprobs.extend([None] * missing)
+            request.prompt_logprobs.extend(logprob_entry(entry) for entry in item.entries)
+
+    def _take_token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        if request.status is Status.ENDED:
+            return
+        request.token_ids.append(token_id)
+        self._state.counts.num_decoded_tokens += 1
+        reason = self._finish_reason(request, token_id)
+        stop_token_id = token_id if reason == "stop" else None
+        if reason is not None:
+            self._end(request, reason)
+        self._outputs.tell_token(request, logprobs, reason, stop_token_id)
+
+    def _finish_reason(self, request: Request, token_id: int) -> str | None:
+        sampling = request.sampling
+        if request.num_output_tokens >= sampling.min_tokens:
+            if token_id in sampling.stop_token_ids:
+                return "stop"
+            if token_id in self._limits.eos_token_ids and not sampling.ignore_eos:
+                return "stop"
+        if request.num_output_tokens >= sampling.max_tokens:
+            return "length"
+        if len(request.token_ids) >= self._limits.max_model_len:
+            return "length"
+        return None
+
+    def _cut(self, request: Request, num_output_tokens: int) -> None:
+        """Forget tokens behind a stop string; a state that can't be cut there is not kept."""
+        num_known = request.num_prompt_tokens + max(0, num_output_tokens)
+        del request.token_ids[num_known:]
+        excess = request.logical_len - num_known
+        if request.table is None or excess <= 0:
+            return
+        if request.logical_len - excess >= request.last_compaction_at:
+            self._state.cache.truncate(request.table, excess)
+        else:
+            self._state.drop_blocks(request)
+
+    # Ends
+
+    def _take_in(self, message: AddRequest) -> list[Request]:
+        if message.request_id in self._by_id:
+            raise RequestRefused(f"request id {message.request_id!r} is in use; choose another")
+        if len(self._state.waiting) >= self._config.max_waiting:
+            raise RequestRefused(
+                f"{len(self._state.waiting)} requests wait already (max_waiting); try again later"
+            )
+        requests = self._intake.make_requests(message)
+        requests[0].followers = requests[1:]
+        for follower in requests[1:]:
+            follower.status = Status.FOLLOWING
+        self._by_id[message.request_id] = list(requests)
+        return requests
+
+    def _end(self, request: Request, reason: str) -> None:
+        """Take the request out of every queue and settle where its state goes."""
+        self._leave_queues(request)
+        self._settle(request, reason)
+
+    def _settle(self, request: Request, reason: str) -> None:
+        """An ended request's blocks go to the tree, or are held for Fork."""
+        siblings = self._by_id[request.request_id]
+        siblings.remove(request)
+        if not siblings:
+            del self._by_id[request.request_id]
+        self._state.counts.num_finished += reason != "abort"
+        if request.table is None:
+            return
+        if request.hold and reason != "abort":
+            request.status = Status.HELD
+            self._state.held[request.request_id] = request
+        else:
+            self._state.keep_in_tree(request)
+
+    def _leave_queues(self, request: Request) -> None:
+        """Out of its queue; row, slot and host blocks go back, the block table stays."""
+        if request.status is Status.COMPACTING:
+            self._cancel_compaction(request)
+        if request.row is not None:
+            self._state.stop_running(request)
+        elif request.status is Status.WAITING:
+            self._state.waiting.remove(request)
+        if request.swapped is not None:
+            self._state.host.free(request.swapped.host_ids)
+            request.swapped = None
+        request.followers.clear()
+        request.status = Status.ENDED
+
+    def _cancel_compaction(self, request: Request) -> None:
+        """It is being carried out, so what the tail holds is in flux: only the blocks come back."""
+        for builder in self._in_flight.values():
+            for planned in builder.compactions:
+                if planned.request is request and request.table is not None:
+                    self._state.cache.cancel_compaction(request.table, planned.blocks)
+                    self._state.drop_blocks(request)
