@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 import importlib
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from zipage_lang.frontend.client import EngineClient, Stats
@@ -41,14 +42,17 @@ class AsyncLLM:
 
         `command` as in EngineClient.start. Raises EngineStartError or ValueError (no tokenizer).
         """
-        warm_up = asyncio.create_task(asyncio.to_thread(importlib.import_module, "transformers"))
-        client = await EngineClient.start(config, command=command)
+        helper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="zipage-start")
         try:
-            await warm_up
-            tokenizer = await asyncio.to_thread(load_tokenizer, client.ready.model_path)
-        except BaseException:
-            await client.close()
-            raise
+            # Importing it takes seconds: do so while the engine loads.
+            helper.submit(importlib.import_module, "transformers")
+            client = await EngineClient.start(config, command=command)
+            loop, model_path = asyncio.get_running_loop(), client.ready.model_path
+            tokenizer = await _or_close(
+                client, loop.run_in_executor(helper, load_tokenizer, model_path)
+            )
+        finally:
+            helper.shutdown(wait=False, cancel_futures=True)
         return cls(client, tokenizer)
 
     @property
@@ -223,6 +227,14 @@ class AsyncLLM:
                 )
             )
         return output.is_final or not had_stopped
+
+
+async def _or_close(client: EngineClient, work: Awaitable[Tokenizer]) -> Tokenizer:
+    try:
+        return await work
+    except BaseException:
+        await client.close()
+        raise
 
 
 def new_request_id() -> str:

@@ -16,6 +16,7 @@ from typing import Protocol
 REPLACEMENT = "\ufffd"
 MIN_WINDOW_LEN = 8  # tokens of context that a window keeps when it moves on
 MAX_WINDOW_LEN = 32
+MAX_WAIT = 8  # tokens; a character has at most four bytes
 
 
 class Detokenizer(Protocol):
@@ -47,28 +48,33 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """For any vocabulary. `decode(token_ids)` is the tokenizer's decode of a whole list.
 
-    Trailing U+FFFD waits, since it may be half a character. A decoder that turns a whole run of
-    byte tokens into U+FFFD once the run proves invalid can't take back what was already shown.
+    Trailing U+FFFD waits, since it may be half a character, but not for ever: bytes that are still
+    none after MAX_WAIT tokens are broken. (A decoder that marks a whole run of byte tokens once one
+    of them proves broken can't take back what was shown; on such text the results may differ.)
     """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
         self._window: list[int] = []
         self._num_shown = 0  # characters of the window's text that were given out
+        self._num_waits = 0  # tokens in a row after which the text ended in U+FFFD
         self._move_at = MAX_WINDOW_LEN
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        shown = []
-        for token_id in token_ids:
-            self._window.append(token_id)
-            text = self._decode(self._window)
-            shown.append(self._show(text.rstrip(REPLACEMENT)))
-            if len(self._window) >= self._move_at:
-                self._move_window(text)
-        return "".join(shown)
+        return "".join([self._feed_one(token_id) for token_id in token_ids])
 
     def flush(self) -> str:
         return self._show(self._decode(self._window))
+
+    def _feed_one(self, token_id: int) -> str:
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        self._num_waits = self._num_waits + 1 if text.endswith(REPLACEMENT) else 0
+        waits = 0 < self._num_waits <= MAX_WAIT
+        shown = self._show(text.rstrip(REPLACEMENT) if waits else text)
+        if len(self._window) >= self._move_at and not waits:
+            self._move_window(text)
+        return shown
 
     def _show(self, text: str) -> str:
         new = text[self._num_shown :]
@@ -77,14 +83,12 @@ class WindowDetokenizer:
 
     def _move_window(self, text: str) -> None:
         """Forget all but the last tokens, cut where their own text is how the whole one ends."""
-        longest = min(len(self._window), 2 * MIN_WINDOW_LEN)
-        for num_kept in range(MIN_WINDOW_LEN, longest):
+        for num_kept in range(MIN_WINDOW_LEN, 2 * MIN_WINDOW_LEN):
             kept = self._window[-num_kept:]
             kept_text = self._decode(kept)
-            if kept_text and REPLACEMENT not in kept_text and text.endswith(kept_text):
+            if kept_text and text.endswith(kept_text):
                 self._window, self._num_shown = kept, len(kept_text)
                 self._move_at = MAX_WINDOW_LEN
                 return
-        # No clean cut here (say, a long run of broken bytes): looking again at twice the length
-        # keeps the cost per token bounded on average.
+        # No clean cut here: looking again at twice the length keeps the cost per token bounded.
         self._move_at = 2 * len(self._window)

@@ -28,10 +28,16 @@ def check_prompt(token_ids: Any, ready: Ready) -> list[int]:
     return list(token_ids)
 
 
+def check_sampling(sampling: Any) -> SamplingParams:
+    """`sampling` if it is one. Raises ValueError otherwise."""
+    if not isinstance(sampling, SamplingParams):
+        raise ValueError(f"sampling={sampling!r:.80} must be a SamplingParams")
+    return sampling
+
+
 def check_request(request: AddRequest, ready: Ready) -> None:
     """Raise ValueError for a field that the engine could not take."""
-    if not isinstance(request.sampling, SamplingParams):
-        raise ValueError(f"sampling={request.sampling!r} must be a SamplingParams")
+    check_sampling(request.sampling)
     if request.kv is not None and not isinstance(request.kv, KVParams):
         raise ValueError(f"kv={request.kv!r} must be a KVParams or None")
     _check_token_ids("stop_token_ids", request.sampling.stop_token_ids, ready.vocab_size)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from zipage_lang.frontend.async_llm import AsyncLLM, Prompt
 from zipage_lang.frontend.client import Stats
 from zipage_lang.frontend.errors import EngineClosedError
+from zipage_lang.frontend.input_checks import check_sampling
 from zipage_lang.frontend.outputs import Progress, RequestOutput
 from zipage_lang.frontend.progress_bar import progress_reporter
 from zipage_lang.runtime.config import EngineConfig
@@ -73,7 +74,7 @@ class Engine:
         prompt. `progress`: True draws a bar on stderr; a function is called about ten times a
         second. The first error is raised, after the other requests were aborted; so does Ctrl-C.
         """
-        requests = self._pair(prompts, sampling)
+        requests = self._pair(prompts, SamplingParams() if sampling is None else sampling)
         counted = Progress(num_samples=sum(params.n for _, params in requests))
         outputs = self.submit(self._complete_all(requests, kv, counted))
         with progress_reporter(progress) as report:
@@ -126,19 +127,19 @@ class Engine:
     def _pair(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        sampling: SamplingParams | Sequence[SamplingParams],
     ) -> list[tuple[list[int], SamplingParams]]:
         """Each prompt's token ids with its sampling. Tokenised here, not in the loop's thread."""
         self._check_usable()
         token_lists = [self.async_llm.encode_prompt(prompt) for prompt in _as_prompts(prompts)]
-        if sampling is None or isinstance(sampling, SamplingParams):
-            return [(token_ids, sampling or SamplingParams()) for token_ids in token_lists]
+        if not isinstance(sampling, (list, tuple)):
+            return [(token_ids, check_sampling(sampling)) for token_ids in token_lists]
         if len(sampling) != len(token_lists):
             raise ValueError(
                 f"{len(sampling)} sampling params for {len(token_lists)} prompts; give one for all "
                 "or one per prompt"
             )
-        return list(zip(token_lists, sampling, strict=True))
+        return list(zip(token_lists, map(check_sampling, sampling), strict=True))
 
     async def _complete_all(
         self,
@@ -200,7 +201,6 @@ class Engine:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
 
     def _stop_loop(self) -> None:

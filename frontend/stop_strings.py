@@ -65,7 +65,8 @@ def stop_automaton(stop_strings: tuple[str, ...]) -> StopAutomaton:
 class StopMatcher:
     """Watches one sample's text for stop strings.
 
-    The match whose end comes first wins; of two that end together, the longer. Before `min_tokens` output tokens a stop string is ordinary text.
+    The match whose end comes first wins; of two that end together, the longer. Before `min_tokens`
+    output tokens a stop string is ordinary text.
     """
 
     def __init__(self, stop_strings: tuple[str, ...], min_tokens: int = 0) -> None:

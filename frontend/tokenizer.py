@@ -55,11 +55,8 @@ class Tokenizer:
         """Token ids of `text`; `add_special_tokens` as in transformers (say, a leading BOS)."""
         try:
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"the text has a lone surrogate at character {error.start}, which no tokenizer "
-                "takes; clean it with text.encode('utf-8', 'replace').decode()"
-            ) from error
+        except (TypeError, UnicodeEncodeError) as error:
+            raise _bad_text_error(text) from error
         return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -151,6 +148,17 @@ def load_tokenizer(model_path: str | Path) -> Tokenizer:
             "tokenizer.json and tokenizer_config.json, or give a GGUF file"
         ) from error
     return Tokenizer(pretrained)
+
+
+def _bad_text_error(text: Any) -> ValueError:
+    """Why a tokenizer did not take `text`."""
+    if not isinstance(text, str):
+        return ValueError(f"text={text!r:.80} must be a string, not {type(text).__name__}")
+    place = next(index for index, character in enumerate(text) if "\ud800" <= character <= "\udfff")
+    return ValueError(
+        f"the text has a lone surrogate at character {place}, which no tokenizer takes; clean it "
+        "with text.encode('utf-8', 'replace').decode()"
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -10,9 +10,9 @@ from zipage_lang.kernels.reference import (
     compact,
     fused_ops,
     kv_store,
+    sampling,
     scores,
     select,
-    sampling,
 )
 
 

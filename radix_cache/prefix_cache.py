@@ -182,11 +182,13 @@ class PrefixCache:
         short even so.
         """
         self._assert_idle(table)
+        # Asked before anything is evicted: that can leave this table alone with its last block.
+        must_copy = num_tokens > 0 and self._is_last_block_shared(table)
         new_ids = self._allocate(self.num_new_blocks(table, num_tokens))
         if new_ids is None:
             return None
         first, copy = len(table.block_ids), None
-        if num_tokens > 0 and self._is_last_block_shared(table):
+        if must_copy:
             first, copy = first - 1, (table.block_ids[-1], new_ids[0])
             self._leave_atomic(table)
             self._pool.release_for_table(table.block_ids.pop())

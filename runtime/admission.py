@@ -64,12 +64,13 @@ class Admission:
         return (
             other.namespace == request.namespace
             and not other.is_compacted
-            and other.logical_len < other.num_prompt_tokens
+            and not other.is_prefilled
         )
 
     def _open(self, request: Request) -> None:
         match = self._match(request)
         request.table = self._state.cache.open(match)
+        request.is_prefilled = False
         request.stateful_len = match.stateful_len
         request.last_compaction_at = match.num_tokens if match.is_compacted else 0
 

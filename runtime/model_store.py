@@ -84,7 +84,7 @@ def pull_model(name: str, report: Callable[[str], None]) -> Path:
     """Fetch a known model or a Hugging Face id; returns the path `resolve_model` will give.
 
     What is already there and whole is not fetched again. `report` gets a line per act. Raises
-    ValueError when the fetch fails or what came is not what was expected; nothing stays half written.
+    ValueError when the fetch fails or brings something else; nothing stays half written.
     """
     known = _known(name)
     if known is None:
@@ -188,8 +188,12 @@ def _from_hub(name: str) -> Path:
         problem = ValueError("it holds no config.json with safetensors weights")
     raise ValueError(
         f"model {name!r} is neither a local path nor could it be had from Hugging Face "
-        f"({problem}); check the name and the network, or give a local folder"
+        f"({_first_line(problem)}); check the name and the network, or give a local folder"
     ) from problem
+
+
+def _first_line(problem: Exception) -> str:
+    return next(iter(str(problem).splitlines()), type(problem).__name__)
 
 
 def _download(known: KnownModel, folder: Path) -> Path:

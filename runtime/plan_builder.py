@@ -6,7 +6,7 @@ Knows nothing of why anything was decided.
 
 import dataclasses
 
-from zipage_lang.radix_cache.prefix_cache import Append, CompactionBlocks
+from zipage_lang.radix_cache.block_table import Append, CompactionBlocks
 from zipage_lang.runtime.request import Request
 from zipage_lang.runtime.step_plan import (
     BlockCopy,

@@ -58,6 +58,7 @@ class Request:
         default_factory=list
     )  # samples awaiting the prefill
     skips: int = 0  # times a later request was admitted before it (lpm)
+    is_prefilled: bool = False  # its whole prompt is computed and may be shared through the tree
     is_stalled: bool = False  # found no block in the last step: goes in with the decodes next time
 
     query_slot: int | None = None

@@ -96,10 +96,11 @@ class _TokenCounts:
                 self._grow()
             self.slots[row] = self._free.pop()
         slot, device = self.slots[row], self.generated.device
-        self.in_prompt[slot] = False
-        self.in_prompt[slot, torch.tensor(prompt, dtype=torch.int64, device=device)] = True
-        ids = torch.tensor(output, dtype=torch.int64, device=device)
-        self.generated[slot] = torch.bincount(ids, minlength=self.generated.shape[1])
+        prompt_ids = torch.tensor(prompt, dtype=torch.int64, device=device)
+        self.in_prompt[slot].zero_().index_fill_(0, prompt_ids, True)
+        output_ids = torch.tensor(output, dtype=torch.int64, device=device)
+        ones = torch.ones_like(output_ids, dtype=torch.int32)
+        self.generated[slot].zero_().index_add_(0, output_ids, ones)
 
     def drop(self, row: int) -> None:
         if row in self.slots:

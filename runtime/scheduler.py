@@ -7,7 +7,7 @@ requests. Integers only. Knows nothing of tensors, text or sockets.
 import dataclasses
 from collections.abc import Mapping
 
-from zipage_lang.radix_cache.prefix_cache import Append
+from zipage_lang.radix_cache.block_table import Append
 from zipage_lang.runtime.admission import Admission
 from zipage_lang.runtime.branching import Branching
 from zipage_lang.runtime.compaction_plan import CompactionPlanner
@@ -20,7 +20,7 @@ from zipage_lang.runtime.pressure import Pressure
 from zipage_lang.runtime.request import Request, RequestRefused, Status
 from zipage_lang.runtime.request_outputs import RequestOutputs, logprob_entry
 from zipage_lang.runtime.scheduler_state import SchedulerState
-from zipage_lang.runtime.step_plan import Chunk, StepPlan, StepResult, TokenLogprobs
+from zipage_lang.runtime.step_plan import Chunk, PromptScore, StepPlan, StepResult, TokenLogprobs
 
 
 class Scheduler:
@@ -260,7 +260,7 @@ class Scheduler:
             resident_start=request.resident_len - num_tokens,
             sample_rows=tuple(r.row for r in sampling_requests if r.row is not None),
             query_slot=request.query_slot,
-            prompt_logprobs_from=self._prompt_logprobs_from(request, position, num_tokens),
+            prompt_score=self._prompt_score(request, position, num_tokens),
         )
         request.max_resident_len = max(request.max_resident_len, request.resident_len)
         plan.add_chunk(PlannedChunk(request, chunk, sampling_requests))
@@ -269,12 +269,15 @@ class Scheduler:
         """Who draws from the leader's logits: itself and the samples that waited for its prefill."""
         return (leader, *self._branching.branch_followers(leader, plan))
 
-    def _prompt_logprobs_from(self, request: Request, position: int, num_tokens: int) -> int | None:
-        if request.first_wanted_logprob is None:
+    def _prompt_score(self, request: Request, position: int, num_tokens: int) -> PromptScore | None:
+        if request.first_wanted_logprob is None or request.sampling.prompt_logprobs is None:
             return None
         start = max(position, request.first_wanted_logprob - 1)
         end = min(position + num_tokens, request.num_prompt_tokens - 1)
-        return start - position if start < end else None
+        if start >= end:
+            return None
+        next_token_ids = tuple(request.token_ids[start + 1 : end + 1])
+        return PromptScore(start - position, next_token_ids, request.sampling.prompt_logprobs)
 
     def _break_standstill(self, plan: PlanBuilder, budget: int) -> None:
         """Nobody could move: the newest gives its place up, until the oldest finds room."""
@@ -299,11 +302,12 @@ class Scheduler:
         """Prompt blocks that are computed now may be shared from the next step on."""
         for request in {planned.request, *planned.sampling_requests}:
             table = request.table
-            if table is None or planned.chunk.position >= request.num_prompt_tokens:
+            if table is None or request.is_prefilled:
                 continue
             if not table.is_compacted:
                 num_tokens = min(table.logical_len, request.num_prompt_tokens)
                 self._state.cache.commit(table, request.token_ids, num_tokens)
+            request.is_prefilled = table.logical_len >= request.num_prompt_tokens
 
     def _row_of(self, planned: PlannedChunk, request: Request) -> int:
         index = planned.sampling_requests.index(request)

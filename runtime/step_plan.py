@@ -57,6 +57,15 @@ class BlockSwap:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class PromptScore:
+    """Logprobs wanted of the prompt tokens that follow a chunk's tokens from `first` on."""
+
+    first: int  # index into the chunk
+    next_token_ids: tuple[int, ...]  # entry i follows the chunk's token first + i
+    num_top: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Chunk:
     """One row's tokens in this step's forward pass: a decode, a prefill chunk, or the rest of a cache hit.
 
@@ -66,14 +75,14 @@ class Chunk:
 
     row: int
     num_tokens: int
-    token_ids: tuple[int, ...] | None  # None: the one token this row drew last, kept by the runner
+    token_ids: tuple[int, ...] | None  # None: the row's last (drawn, or of its RowSetup)
     position: int
     resident_start: int
     sample_rows: tuple[
         int, ...
     ]  # rows that draw a token from the last position's logits; may be empty
     query_slot: int | None  # ring that the queries of the last tokens are written to
-    prompt_logprobs_from: int | None  # chunk token index from which next-token logprobs are wanted
+    prompt_score: PromptScore | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class WaitingQueue:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
+        yield from self._requests
 
     def add(self, request: Request) -> None:
         self._requests.add(request)
@@ -34,7 +34,7 @@ class WaitingQueue:
         self._requests.remove(request)
 
     def newest_first(self) -> Iterator[Request]:
-        return reversed(self._requests)
+        yield from reversed(self._requests)
 
     def in_order(self, cached_len: Callable[[Request], int]) -> list[Request]:
         """The requests to try now. `fcfs`: by precedence. `lpm`: those passed over too often first,

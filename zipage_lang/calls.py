@@ -53,7 +53,7 @@ async def generate(
     kv: KVParams,
     publish: Callable[[RequestOutput, int], None],
 ) -> list[RequestOutput]:
-    """The final output of each sample. `publish(output, num_new_tokens)` sees each one on its way."""
+    """The final output of each sample. `publish(output, num_new_tokens)` sees all on their way."""
     latest: dict[int, RequestOutput] = {}
     stream = endpoint.backend.generate(prompt, sampling, kv=kv, group_id=endpoint.group_id)
     async with contextlib.aclosing(cast("AsyncGenerator[RequestOutput]", stream)) as outputs:

@@ -1,8 +1,8 @@
 """Chat messages through the model's own template, written piece by piece as a program runs.
 
-A template only renders whole conversations, so its pieces are found by rendering marks as contents and
-cutting there. Contents are never rendered: some templates rewrite older turns, and that would break the
-shared prefix.
+A template only renders whole conversations, so its pieces are found by rendering marks as contents
+and cutting there. Contents are never rendered: some templates rewrite older turns, and that would
+break the shared prefix.
 Knows nothing of tokens, requests or loops.
 """
 
@@ -87,7 +87,9 @@ class ChatCursor:
         self._roles: tuple[Role, ...] = ()
         self._open: Role | None = None
         self._content: list[str] = []
-        self._held: list[str] | None = None  # text of an assistant message whose opening is undecided
+        self._held: list[str] | None = (
+            None  # text of an assistant message whose opening is undecided
+        )
         self.messages: list[Message] = []
 
     def begin(self, role: Role, transcript: Transcript) -> None:
@@ -112,7 +114,9 @@ class ChatCursor:
             self._content.append(text)
 
     def before_reply(self, transcript: Transcript) -> None:
-        """The model goes on from here: an open assistant message opens as the template asks for one."""
+        """The model goes on from here: an open assistant message opens as the template asks for
+        one.
+        """
         if self._held is not None:
             self._release_held(self._template.reply_prefix(self._roles), transcript)
 

@@ -12,7 +12,7 @@ from zipage_lang.ir import SelectMethod
 
 @dataclasses.dataclass(frozen=True)
 class ChoiceScores:
-    """What is known of each choice: `logprobs[choice][token]` in context, and without one if asked."""
+    """What is known of each choice: `logprobs[choice][token]` in context, and perhaps alone."""
 
     logprobs: list[list[float]]
     unconditional: list[list[float]] | None = None

@@ -1,7 +1,8 @@
 """Runs one state's expressions in order on the event loop, without a thread of its own.
 
-A state is a queue. Whatever is appended waits there, and one coroutine takes it off piece by piece; it ends
-when the queue is empty. A branch is another state whose queue starts to move when its parent reaches the fork.
+A state is a queue. Whatever is appended waits there, and one coroutine takes it off piece by piece;
+it ends when the queue is empty. A branch is another state whose queue starts to move when its
+parent reaches the fork.
 Knows nothing of blocking readers, decorators or how requests are computed.
 """
 
@@ -15,32 +16,14 @@ from zipage_lang.calls import Endpoint, generate, score_choices, settle_output
 from zipage_lang.chat import ChatCursor
 from zipage_lang.errors import RunCancelledError
 from zipage_lang.frontend.outputs import RequestOutput
-from zipage_lang.ir import Expr, Gen, RoleBegin, RoleEnd, Select, Text, parts_of
+from zipage_lang.ir import RoleBegin, RoleEnd, Text
 from zipage_lang.loops import new_future
+from zipage_lang.plan import GenCall, Planned, Planner, SelectCall
 from zipage_lang.runtime.kv_params import KVParams
-from zipage_lang.runtime.sampling_params import SamplingParams
-from zipage_lang.seeds import Path, derive_seed
 from zipage_lang.session import Session, merge_kv
 from zipage_lang.stream import Delta, DeltaLog
 from zipage_lang.transcript import ForkPoint, Transcript
 from zipage_lang.variables import Variable, Variables
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class GenCall:
-    """A gen with everything decided but its prompt."""
-
-    node: Gen
-    sampling: SamplingParams
-    kv: KVParams
-    variable: Variable
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SelectCall:
-    node: Select
-    kv: KVParams
-    variable: Variable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,45 +47,41 @@ class Barrier:
     reached: "Future[None]" = dataclasses.field(default_factory=new_future)
 
 
-Item = Text | RoleBegin | RoleEnd | GenCall | SelectCall | Fork | Splice | Barrier
+Item = Planned | Fork | Splice | Barrier
 
 
 class StateCore:
     """One state or branch. Append from any one thread; all else happens on the loop."""
 
     def __init__(
-        self, session: Session, path: Path, kv: KVParams, variables: Variables | None = None
+        self, session: Session, planner: Planner, variables: Variables | None = None
     ) -> None:
         self.session = session
         self.variables = variables or Variables()
         self.deltas = DeltaLog()
         self.error: BaseException | None = None  # what ended this state; nothing runs after it
-        self._path = path
-        self._kv = kv
+        self._planner = planner
         self._endpoint = Endpoint(session.settings.backend, session.group_id)
         self._queue: deque[Item] = deque()
         self._is_running = False
         self._has_started = False
-        self._num_calls = 0
-        self._num_forks = 0
-        self._open_role: str | None = None  # as of the end of the queue
         self._transcript = Transcript(session.settings.backend)
         self._chat = ChatCursor(session.settings.template)
         self._forked_at = ForkPoint(0, 0)
         self._chat_at_fork = self._chat
 
+    @classmethod
+    def root(cls, session: Session) -> "StateCore":
+        """The state that a run begins with."""
+        core = cls(session, Planner(session.settings, (), session.settings.kv))
+        core._has_started = True
+        return core
+
     # From the program's side: all of this returns at once.
 
-    def start(self) -> None:
-        """Let a root state's queue move; a branch's starts when its parent comes to the fork."""
-        self._has_started = True
-
     def append(self, value: Any) -> None:
-        """Queue a string or expression. Raises ValueError for what can't be, and then queues nothing."""
-        parts = parts_of(value)
-        role = self._role_after(parts)
-        planned = self._plan_all(parts)
-        self._open_role = role
+        """Queue a string or expression. Raises ValueError for what can't be, and queues nothing."""
+        planned = self._planner.plan(value)
         for item in planned:
             if isinstance(item, GenCall | SelectCall) and item.variable.name:
                 self.variables.add(item.variable)
@@ -116,22 +95,16 @@ class StateCore:
 
     def fork(self, num_branches: int, kv: KVParams | None) -> "list[StateCore]":
         """Branches that go on from here, once everything queued so far is done."""
-        if isinstance(num_branches, bool) or not isinstance(num_branches, int) or num_branches < 1:
-            raise ValueError(f"fork({num_branches!r}): give a whole number of at least 1 branch")
-        branches = []
-        for index in range(num_branches):
-            path = (*self._path, "fork", self._num_forks, index)
-            inherited = Variables(self.variables.snapshot())
-            branch = StateCore(self.session, path, merge_kv(self._kv, kv), inherited)
-            branch._open_role = self._open_role
-            branches.append(branch)
-        self._num_forks += 1
+        branches = [
+            StateCore(self.session, planner, Variables(self.variables.snapshot()))
+            for planner in self._planner.fork(num_branches, kv)
+        ]
         self._enqueue(Fork(branches))
         return branches
 
     def splice(self, branch: "StateCore") -> None:
         """Append what `branch`, which must be drained, said since its fork."""
-        self._open_role = branch._open_role
+        self._planner.open_role = branch._planner.open_role
         self._enqueue(Splice(branch))
 
     def barrier(self) -> "Future[None]":
@@ -144,6 +117,7 @@ class StateCore:
 
     @property
     def text(self) -> str:
+        self._chat.before_reply(self._transcript)
         return self._transcript.text
 
     @property
@@ -152,49 +126,7 @@ class StateCore:
 
     @property
     def token_ids(self) -> list[int]:
-        return self._transcript.settle()
-
-    # Planning: at the time of `s += ...`, so that mistakes are raised there.
-
-    def _role_after(self, parts: tuple[Expr, ...]) -> str | None:
-        role = self._open_role
-        for part in parts:
-            match part:
-                case RoleBegin(begun) if role is not None:
-                    raise ValueError(f"{begun} message inside a {role} message; close that first")
-                case RoleBegin(begun):
-                    role = begun
-                case RoleEnd(ended) if role != ended:
-                    raise ValueError(f"{ended} message closed, but {role or 'none'} is open")
-                case RoleEnd():
-                    role = None
-        return role
-
-    def _plan_all(self, parts: tuple[Expr, ...]) -> list[Item]:
-        call_index = self._num_calls
-        planned = []
-        for part in parts:
-            planned.append(self._plan(part, call_index))
-            call_index += isinstance(part, Gen | Select)
-        self._num_calls = call_index
-        return planned
-
-    def _plan(self, part: Expr, call_index: int) -> Item:
-        match part:
-            case Text() | RoleBegin() | RoleEnd():
-                return part
-            case Gen(name, _, kv):
-                sampling = part.sampling(self.session.settings.sampling)
-                if sampling.seed is None:
-                    root = self.session.settings.root_seed
-                    sampling = sampling.replace(
-                        seed=derive_seed(root, (*self._path, "call", call_index))
-                    )
-                variable = Variable(name or "", call_index)
-                return GenCall(part, sampling, merge_kv(self._kv, kv), variable)
-            case Select(name):
-                return SelectCall(part, self._kv, Variable(name, call_index))
-        raise AssertionError(f"no rule for {part!r}")
+        return self._prompt()
 
     def _enqueue(self, *items: Item) -> None:
         self._queue.extend(items)
@@ -212,13 +144,12 @@ class StateCore:
             await self._run_or_fail(self._queue.popleft())
 
     def _stop(self) -> None:
-        """The drain is over; if it was cancelled before its first step, what waits is failed now."""
+        """The drain is over; had it been cancelled before its first step, what waits fails now."""
         self._is_running = False
         self._kick()
 
     async def _run_or_fail(self, item: Item) -> None:
-        if self.session.is_cancelled:
-            self.error = self.error or RunCancelledError()
+        self.error = self.error or self.session.cancelled_by
         try:
             if isinstance(item, Barrier):
                 item.reached.set_result(None)
@@ -227,7 +158,7 @@ class StateCore:
             else:
                 await self._run(item)
         except asyncio.CancelledError:
-            self.error = RunCancelledError()
+            self.error = self.session.cancelled_by or RunCancelledError()
             self._fail(item, self.error)
             self._go_on_after_cancellation()
         except Exception as error:  # any: it is raised again where the value is read
@@ -296,9 +227,7 @@ class StateCore:
 
     async def _run_select(self, call: SelectCall) -> None:
         prompt = self._prompt()
-        scored = await score_choices(
-            self._endpoint, prompt, call.node, self._protecting(call.kv)
-        )
+        scored = await score_choices(self._endpoint, prompt, call.node, self._protecting(call.kv))
         self._transcript.add_chosen(scored.token_ids[scored.index], scored.choice)
         self._chat.note(scored.choice)
         variable = call.variable

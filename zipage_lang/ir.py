@@ -48,7 +48,9 @@ class Gen(Expr):
     kv: KVParams | None = None
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        """The one SamplingParams that travels on. Raises ValueError when the two do not go together."""
+        """The one SamplingParams that travels on. Raises ValueError when the two do not go
+        together.
+        """
         return defaults.replace(**dict(self.overrides))
 
     def __repr__(self) -> str:
@@ -109,11 +111,12 @@ def parts_of(value: Any) -> tuple[Expr, ...]:
 
 
 def gen(name: str | None = None, *, kv: KVParams | None = None, **sampling: Any) -> Gen:
-    """Generate text and store it under `name`; with n > 1 a list of n texts, of which the first goes on.
+    """Generate text and store it under `name`; with n > 1 a list of n texts, of which the first
+    goes on.
 
-    `sampling` takes every field of SamplingParams (max_tokens, stop, temperature, n, ...); a field left
-    out or None takes the run's default. `kv` bounds this call's KV cache. Raises ValueError for an
-    unknown field (the nearest name is given) or a value out of range.
+    `sampling` takes every field of SamplingParams (max_tokens, stop, temperature, n, ...); a field
+    left out or None takes the run's default. `kv` bounds this call's KV cache. Raises ValueError
+    for an unknown field (the nearest name is given) or a value out of range.
     """
     overrides = {field: value for field, value in sampling.items() if value is not None}
     _check_alone(overrides)
@@ -123,7 +126,7 @@ def gen(name: str | None = None, *, kv: KVParams | None = None, **sampling: Any)
 
 
 def _check_alone(overrides: dict[str, Any]) -> None:
-    """Validate before the run's defaults are known; min_tokens alone may be above our max_tokens."""
+    """Validate before the run's defaults are known: they may allow more min_tokens than ours."""
     checked = dict(overrides)
     if isinstance(checked.get("min_tokens"), int) and "max_tokens" not in checked:
         checked["max_tokens"] = max(1, checked["min_tokens"])

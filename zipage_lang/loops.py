@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @functools.cache
 def shared_loop() -> asyncio.AbstractEventLoop:
-    """The loop of all backends that bring none of their own; its daemon thread starts here, once."""
+    """The loop of all backends that bring none of their own; its thread starts here, once."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="zipage-loop", daemon=True).start()
     return loop
@@ -62,7 +62,7 @@ class LoopBridge:
             self.loop.call_soon_threadsafe(callback)
 
     def result(self, future: "Future[T]") -> T:
-        """Block until `future` is done. Raises its error, or LoopThreadError where that can't end."""
+        """Block until `future` is done. Raises its error; LoopThreadError where it can't end."""
         if not future.done():
             self.check_may_block()
         return future.result()

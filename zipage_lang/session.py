@@ -11,6 +11,7 @@ from typing import Any
 
 from zipage_lang.backend import Backend
 from zipage_lang.chat import ChatTemplate
+from zipage_lang.errors import RunCancelledError
 from zipage_lang.loops import LoopBridge
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.sampling_params import SamplingParams
@@ -34,22 +35,27 @@ class Session:
         self.settings = settings
         self.bridge = LoopBridge(settings.backend.loop)
         self.group_id = f"run-{uuid.uuid4().hex}"
-        self.is_cancelled = False
+        self.cancelled_by: RunCancelledError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None], on_end: Callable[[], None]) -> None:
-        """Start `work` on the loop, from the loop; `on_end` is called there whichever way it ends."""
+        """Start `work` from the loop, on the loop; `on_end` is called there however it ends."""
         task = self.bridge.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: on_end())
 
-    def cancel(self) -> None:
-        """Give the run up: what is pending raises RunCancelledError, the engine drops its requests."""
-        self.bridge.call(self._cancel_on_loop)
+    def cancel(self, cause: BaseException | None = None) -> None:
+        """Give the run up: what is pending raises RunCancelledError, its requests are aborted."""
+        error = RunCancelledError()
+        error.__cause__ = cause
+        if not self.bridge.loop.is_closed():  # a closed engine has dropped its requests itself
+            self.bridge.call(lambda: self._cancel_on_loop(error))
 
-    def _cancel_on_loop(self) -> None:
-        self.is_cancelled = True
+    def _cancel_on_loop(self, error: RunCancelledError) -> None:
+        if self.cancelled_by is not None:
+            return
+        self.cancelled_by = error
         for task in self._tasks:
             task.cancel()
         self.spawn(self.settings.backend.abort(self.group_id), lambda: None)

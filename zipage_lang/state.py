@@ -5,19 +5,17 @@ Knows nothing of how expressions run or of decorators.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Generator, Iterator
 from concurrent.futures import Future
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from zipage_lang.branches import AsyncBranches, Branches
 from zipage_lang.interpreter import StateCore
 from zipage_lang.ir import Role, RoleBegin, RoleEnd
 from zipage_lang.loops import LoopBridge
 from zipage_lang.runtime.kv_params import KVParams
-from zipage_lang.stream import Delta, read_logs
+from zipage_lang.stream import read_logs
 from zipage_lang.variables import Variable
-
-T = TypeVar("T")
 
 
 class StateHandle:
@@ -114,14 +112,15 @@ class ProgramState(StateHandle):
     def error(self) -> BaseException | None:
         """Wait, then what ended this state or its body, if anything did."""
         self.sync()
-        return self.core.error or (self._body.exception() if self._body is not None else None)
+        body_error = None if self._body is None else self._body.exception()
+        return body_error or self.core.error
 
     def fork(self, num_branches: int, *, kv: KVParams | None = None) -> Branches["ProgramState"]:
         """Branches that go on from here and share these exact tokens; `kv` bounds their calls."""
         return Branches(self.core, [ProgramState(c) for c in self.core.fork(num_branches, kv)])
 
     def text_iter(self, name: str | None = None) -> Iterator[str]:
-        """Generated text as it comes: of `name`, or of all calls. A failure is raised at its place."""
+        """Generated text as it comes: of `name`, or of all calls. A failure is raised in place."""
         return self._bridge.iterate(_texts(self, name))
 
     def text_async_iter(self, name: str | None = None) -> AsyncIterator[str]:
@@ -145,31 +144,27 @@ class ProgramState(StateHandle):
         if error is not None:
             raise error
 
-    async def _end_of(self, name: str | None) -> None:
-        """Done when `name` (None: all of it) is; raises what went wrong. On the loop."""
-        if name is None:
-            if self._body is not None:
-                await asyncio.wrap_future(self._body)
-            await _drained(self.core)
-        else:
-            await asyncio.wrap_future((await self._find_async(name)).value)
-
-    async def _find_async(self, name: str) -> Variable:
+    async def _when_known(self, name: str) -> Variable:
         if self._body is not None and not self._body.done():
             await asyncio.wrap_future(self.core.variables.when_named(name))
         return self._find(name)
+
+    async def _when_all_done(self) -> None:
+        if self._body is not None:
+            await asyncio.wrap_future(self._body)
+        await _drained(self.core)
 
 
 class AsyncState(StateHandle):
     """The state of an `async def` program: reads are awaited, `await s["x"]`."""
 
-    async def __getitem__(self, name: str) -> Any:  # raises KeyError when awaited
-        """The value of `name`, once its call is done."""
-        return await asyncio.wrap_future(self._known(name).value)
+    def __getitem__(self, name: str) -> Awaitable[Any]:
+        """As ProgramState's, to be awaited; KeyError at once for a name never queued."""
+        return asyncio.wrap_future(self._known(name).value)
 
-    async def meta(self, name: str) -> Any:
+    def meta(self, name: str) -> Awaitable[Any]:
         """As ProgramState.meta."""
-        return await asyncio.wrap_future(self._known(name).meta)
+        return asyncio.wrap_future(self._known(name).meta)
 
     async def text(self) -> str:
         """As ProgramState.text."""
@@ -203,11 +198,11 @@ class AsyncState(StateHandle):
         """As ProgramState.text_async_iter."""
         return _texts(self, name)
 
-    async def _end_of(self, name: str | None) -> None:
-        if name is None:
-            await _drained(self.core)
-        else:
-            await asyncio.wrap_future(self._known(name).value)
+    async def _when_known(self, name: str) -> Variable:
+        return self._known(name)
+
+    async def _when_all_done(self) -> None:
+        await _drained(self.core)
 
 
 async def _drained(core: StateCore) -> None:
@@ -216,16 +211,34 @@ async def _drained(core: StateCore) -> None:
         raise core.error
 
 
-async def _texts(state: ProgramState | AsyncState, name: str | None) -> AsyncIterator[str]:
-    """Text of the first sample of `name`'s call, or of every call. Runs on the loop."""
-    async with contextlib.aclosing(read_logs([state.core.deltas], state._end_of(name))) as items:
+def _texts(state: ProgramState | AsyncState, name: str | None) -> AsyncIterator[str]:
+    """Runs on the loop."""
+    return _all_texts(state) if name is None else _texts_of(state, name)
+
+
+async def _all_texts(state: ProgramState | AsyncState) -> AsyncIterator[str]:
+    log = state.core.deltas
+    async with contextlib.aclosing(read_logs([log], state._when_all_done())) as items:
         async for _, delta in items:
-            if delta.text and delta.sample_index == 0 and _belongs(state, name)(delta):
+            if delta.text and delta.sample_index == 0:
                 yield delta.text
 
 
-def _belongs(state: StateHandle, name: str | None) -> Callable[[Delta], bool]:
-    if name is None:
-        return lambda delta: True
-    variable = state.core.variables.find(name)
-    return lambda delta: variable is not None and variable.call_index == delta.call_index
+async def _texts_of(state: ProgramState | AsyncState, name: str) -> AsyncIterator[str]:
+    variable = await state._when_known(name)
+    call = (name, variable.call_index, 0)
+    has_streamed = False
+    log = state.core.deltas
+    async with contextlib.aclosing(read_logs([log], _value_of(variable))) as items:
+        async for _, delta in items:
+            if delta.text and (delta.name, delta.call_index, delta.sample_index) == call:
+                has_streamed = True
+                yield delta.text
+    if not has_streamed:  # assigned, or generated before this branch was forked
+        value = variable.value.result()
+        if value:
+            yield str(value[0] if isinstance(value, list) else value)
+
+
+async def _value_of(variable: Variable) -> None:
+    await asyncio.wrap_future(variable.value)

@@ -5,7 +5,7 @@ Knows nothing of requests, tokens or programs.
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 
@@ -18,6 +18,16 @@ class Delta:
     num_tokens: int
     call_index: int
     sample_index: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class BranchDelta:
+    """A piece of text that branch `branch` generated under `name`, `num_tokens` long."""
+
+    branch: int
+    name: str | None
+    text: str
+    num_tokens: int
 
 
 class DeltaLog:
@@ -47,8 +57,10 @@ Reader = Callable[[Delta], None]
 
 async def read_logs(
     logs: list[DeltaLog], end: Coroutine[Any, Any, object]
-) -> AsyncIterator[tuple[int, Delta]]:
-    """Deltas of all logs as they come, with the log's index, until `end` is done; its error is raised."""
+) -> AsyncGenerator[tuple[int, Delta]]:
+    """Deltas of all logs as they come, with the log's index, until `end` is done; its error is
+    raised.
+    """
     queue: asyncio.Queue[tuple[int, Delta] | None] = asyncio.Queue()
     ending = asyncio.ensure_future(end)
     ending.add_done_callback(lambda _: queue.put_nowait(None))

@@ -1,8 +1,8 @@
 """What a state has said so far, as token ids: the truth that every request's prompt is cut from.
 
-The author's text waits in a buffer and becomes tokens as one piece when a request needs it; generated
-tokens stay exactly as they were generated. So each prompt extends the tokens of the request before it, and
-the radix tree finds them again.
+The author's text waits in a buffer and becomes tokens as one piece when a request needs it;
+generated tokens stay exactly as they were generated. So each prompt extends the tokens of the
+request before it, and the radix tree finds them again.
 Knows nothing of requests, chat roles or loops.
 """
 
@@ -35,7 +35,7 @@ class Transcript:
 
     @property
     def authored_len(self) -> int:
-        """Tokens the author wrote before the first generated one; all of them while there is none."""
+        """Tokens the author wrote before the first generated one; all while there is none."""
         return len(self._token_ids) if self._authored_len is None else self._authored_len
 
     def write(self, text: str) -> None:
@@ -50,17 +50,15 @@ class Transcript:
         """Turn the buffered text into tokens; returns a copy of all token ids."""
         if self._pending:
             opens_plain = not self._token_ids and not self._opened_by_template
-            self._token_ids += self._tokenizer.encode(
-                self._pending, add_special_tokens=opens_plain
-            )
+            self._token_ids += self._tokenizer.encode(self._pending, add_special_tokens=opens_plain)
             self._pending = ""
         return list(self._token_ids)
 
     def add_generated(self, token_ids: Sequence[int], text: str, unfinished: str) -> None:
         """Append generated tokens as they are.
 
-        `text` is all that was generated; `unfinished` is its end, where a stop string cut through a token:
-        it waits in front of the text that the author writes next.
+        `text` is all that was generated; `unfinished` is its end, where a stop string cut through a
+        token: it waits in front of the text that the author writes next.
         """
         assert not self._pending, f"{len(self._pending)} characters were not in the prompt"
         if self._authored_len is None:

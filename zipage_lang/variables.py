@@ -13,7 +13,7 @@ from zipage_lang.loops import new_future
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Variable:
-    """One value to come. `call_index` is that of the call that fills it; -1 for a plain assignment."""
+    """One value to come. `call_index` is that of its call; -1 for a plain assignment."""
 
     name: str
     call_index: int = -1

@@ -3,9 +3,9 @@
 Knows nothing of requests, policies or how the blocks were filled.
 
 Sequences are grouped, not looped over: decodes form one group, prefill chunks of similar length
-share one, and a group whose KV lengths differ a lot is split so that padding stays cheap. Within a
-group every sequence is padded to the longest. A padded slot is gathered from the sequence's own slot
-0 and masked, so what unused memory holds (even NaN) never enters the arithmetic.
+share one, and a group whose KV lengths differ a lot is split so that padding stays cheap. Within
+a group every sequence is padded to the longest. A padded slot is gathered from the sequence's own
+slot 0 and masked, so what unused memory holds (even NaN) never enters the arithmetic.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from zipage_lang.kernels.backend import AttentionBatch
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
-# What one more group costs, in gathered slots: about the launch overhead of its gather and attention.
+# What one more group costs, in gathered slots: about the overhead of its two launches.
 _GROUP_COST = 512
 _LOG2_E = math.log2(math.e)
 
@@ -80,7 +80,7 @@ def attention(
 
     Returns:
         out: [num_tokens, num_q_heads, head_dim], dtype of q.
-        lse: float32 [num_tokens, num_q_heads], log2 of the sum of exp(scale * q.k); None unless asked.
+        lse: float32 [num_tokens, num_q_heads], log2 of the sum of exp(scale * q.k), when asked.
     """
     pool = layer_kv.view(-1, layer_kv.shape[3] * layer_kv.shape[4])
     results = [_attend(q, pool, group, plan.num_kv_heads, scale) for group in plan.groups]
@@ -133,7 +133,8 @@ def _split_by_kv_len(seqs: Tensor, kv_lens: Tensor) -> list[Tensor]:
     """The cheapest of three splits: none, by octaves and by half octaves of KV length."""
     if len(seqs) * int(kv_lens.max()) - int(kv_lens.sum()) <= _GROUP_COST:
         return [seqs]
-    log_lens = kv_lens.double().log2()  # [num_seqs]
+    # Lengths below one group's cost are not worth telling apart.
+    log_lens = kv_lens.clamp(min=_GROUP_COST).double().log2()  # [num_seqs]
     splits = []
     for steps_per_octave in (0, 1, 2):
         buckets = (log_lens * steps_per_octave).floor()  # [num_seqs]

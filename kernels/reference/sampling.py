@@ -192,9 +192,8 @@ def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
     A column of weight 0 adds nothing to the running sum, so it can never be the first.
     """
     reach = weights.cumsum(-1)  # [num_lines, num_columns]
-    total = reach[:, -1:]
-    target = (uniform[:, None] * total).to(torch.int64)  # [num_lines, 1]
-    target = torch.minimum(target, total - 1)  # the product may round up to the total
+    # uniform is at most 1 - 2^-53, so even a rounded product stays below the total
+    target = (uniform[:, None] * reach[:, -1:]).to(torch.int64)  # [num_lines, 1]
     columns = torch.searchsorted(reach, target, right=True)[:, 0]
     return columns.clamp_(max=weights.shape[1] - 1)  # logits that are NaN may point past the end
 

@@ -33,7 +33,6 @@ def assemble_decoder(
     Raises ValueError that names the file for a tensor that is missing or has another shape.
     """
     weights = _Weights(source, dtype, backend.device)
-    rotary = RotaryTable(arch, max_model_len, dtype, backend.device)
     table_shape = (arch.vocab_size, arch.hidden_size)
     embedding = weights.take("model.embed_tokens.weight", table_shape)
     return Decoder(
@@ -43,7 +42,7 @@ def assemble_decoder(
         layers=tuple(_layer(arch, weights, index) for index in range(arch.num_layers)),
         final_norm=weights.take("model.norm.weight", (arch.hidden_size,)),
         head=embedding if arch.tie_embeddings else weights.take("lm_head.weight", table_shape),
-        rotary=rotary,
+        rotary=RotaryTable(arch, max_model_len, dtype, backend.device),
     )
 
 
@@ -55,12 +54,17 @@ class _Weights:
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor `name`, contiguous, in our dtype and on our device."""
-        return self._checked(name, shape).to(self._device, self._dtype).contiguous()
+        self._check(name, shape)
+        return self._source.read(name).to(self._device, self._dtype).contiguous()
 
     def take_linear(
         self, prefix: str, parts: dict[str, int], in_size: int, *, has_bias: bool
     ) -> Linear:
         """Projections of one input, merged: `parts` gives each one's name and output size."""
+        for part, size in parts.items():  # before anything of that size is allocated
+            self._check(f"{prefix}.{part}.weight", (size, in_size))
+            if has_bias:
+                self._check(f"{prefix}.{part}.bias", (size,))
         total = sum(parts.values())
         kind = {"dtype": self._dtype, "device": self._device}
         weight = torch.empty((in_size, total), **kind)  # [in_size, total]
@@ -69,25 +73,23 @@ class _Weights:
         for part, size in parts.items():
             columns = slice(start, start + size)
             name = f"{prefix}.{part}"
-            weight[:, columns] = self._checked(f"{name}.weight", (size, in_size)).T
+            weight[:, columns] = self._source.read(f"{name}.weight").T
             if bias is not None:
-                bias[columns] = self._checked(f"{name}.bias", (size,))
+                bias[columns] = self._source.read(f"{name}.bias")
             start += size
         return Linear(weight, bias)
 
-    def _checked(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
         path = self._source.path
         if name not in self._source:
             raise ValueError(
                 f"{path}: tensor {name!r} is missing; the weights don't belong to this config"
             )
-        tensor = self._source.read(name)
-        if tuple(tensor.shape) != shape:
+        if self._source.shape(name) != shape:
             raise ValueError(
-                f"{path}: tensor {name!r} has shape {tuple(tensor.shape)}, the config asks for "
-                f"{shape}; the weights don't belong to this config"
+                f"{path}: tensor {name!r} has shape {self._source.shape(name)}, the config asks "
+                f"for {shape}; the weights don't belong to this config"
             )
-        return tensor
 
 
 def _layer(arch: ArchConfig, weights: _Weights, index: int) -> DecoderLayer:

@@ -4,8 +4,11 @@ Knows nothing of files, tensors or kernels.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
+
+MAX_POSITION = 2**24  # float32 holds every whole number up to here, and angles are float32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,8 +37,13 @@ class ArchConfig:
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a whole number, at least 1")
+        if not 0 < self.rope_theta < math.inf:
+            raise ValueError(f"rope_theta={self.rope_theta} must be above 0")
+        if self.max_position > MAX_POSITION:
+            raise ValueError(f"max_position={self.max_position} must be at most {MAX_POSITION}")
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_q_heads} must be a multiple of "
@@ -112,9 +120,10 @@ def _need(hf: Mapping[str, Any], key: str) -> Any:
 
 
 def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)
+    ids = () if value is None else (value,) if isinstance(value, int) else tuple(value)
+    if not all(isinstance(token_id, int) for token_id in ids):
+        raise ValueError(f"eos_token_id={value!r} must be token ids")
+    return ids
 
 
 def _read_rope(hf: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:

@@ -36,12 +36,15 @@ class GgufWeights:
     """The tensors of one GGUF file, by their Hugging Face names."""
 
     def __init__(self, file: GgufFile, interleaved_heads: dict[str, int]) -> None:
-        """`interleaved_heads`: llama.cpp tensor suffix -> heads whose rotary pairs lie side by side."""
+        """`interleaved_heads`: llama.cpp name -> heads, where rotary pairs lie side by side."""
         self.path: Path = file.path
         self._file, self._interleaved_heads = file, interleaved_heads
 
     def __contains__(self, name: str) -> bool:
         return gguf_name(name) in self._file.tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file.tensors[gguf_name(name)].shape
 
     def read(self, name: str) -> Tensor:
         source = gguf_name(name)
@@ -51,7 +54,7 @@ class GgufWeights:
 
 
 def gguf_name(name: str) -> str:
-    """llama.cpp's name of a tensor: `model.layers.3.mlp.up_proj.weight` -> `blk.3.ffn_up.weight`."""
+    """llama.cpp's name: `model.layers.3.mlp.up_proj.weight` -> `blk.3.ffn_up.weight`."""
     stem, _, kind = name.rpartition(".")
     if stem in _GLOBAL_NAMES:
         return f"{_GLOBAL_NAMES[stem]}.{kind}"

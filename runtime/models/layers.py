@@ -15,9 +15,10 @@ from zipage_lang.runtime.kv_cache import KVCache
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Linear:
-    """x @ weight + bias. Stored input-major: for a few tokens the CPU multiplies that way about
+    """x @ weight + bias.
 
-    twice as fast as with the output-major layout of weight files, and as fast for many.
+    Stored input-major: for a few tokens the CPU multiplies that way about twice as fast as with the
+    output-major layout of weight files, and as fast for many.
     """
 
     weight: Tensor  # [in_size, out_size], contiguous

@@ -68,7 +68,7 @@ def _open_folder(folder: Path) -> tuple[ArchConfig, WeightSource]:
         )
     generation = folder / "generation_config.json"
     if generation.is_file():
-        hf |= {key: val for key, val in read_json(generation).items() if key == "eos_token_id"}
+        hf["eos_token_id"] = read_json(generation).get("eos_token_id") or hf.get("eos_token_id")
     arch = _read_arch(hf, config_path)
     return arch, SafetensorsWeights(folder)
 
@@ -90,7 +90,7 @@ def _read_arch(hf: dict[str, Any], path: Path) -> ArchConfig:
 
 
 def _family(name: Any, path: Path) -> ModelFamily:
-    if name not in _FAMILIES:
+    if not isinstance(name, str) or name not in _FAMILIES:
         raise ValueError(
             f"{path}: architecture {name!r} is not supported; known are {', '.join(_FAMILIES)}"
         )

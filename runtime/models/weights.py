@@ -17,6 +17,10 @@ class WeightSource(Protocol):
     path: Path  # named in errors
 
     def __contains__(self, name: str) -> bool: ...
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape, known before anything is read."""
+        ...
+
     def read(self, name: str) -> Tensor:
         """The tensor as stored on the host: linear weights [out_size, in_size]."""
         ...
@@ -35,6 +39,9 @@ class SafetensorsWeights:
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._open[self._files[name]].get_slice(name).get_shape())
 
     def read(self, name: str) -> Tensor:
         return self._open[self._files[name]].get_tensor(name)

@@ -35,7 +35,7 @@ def slow_uniform(seed, position):
 
 
 def slow_kept(logits, temperature, top_k, top_p, min_p):
-    """[(token, probability)], likeliest first, after each filter in turn; and how clear its edges are."""
+    """[(token, share)], likeliest first, that pass all filters; and how clear their edges are."""
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[:top_k]
     share = [math.exp((logits[i] - logits[order[0]]) / temperature) for i in order]
     kept, margin, before, total = [], math.inf, 0.0, sum(share)
@@ -117,12 +117,10 @@ def test_plain_draw_equals_a_slow_loop_in_vocabulary_order(case):
 @given(draw_cases())
 def test_kept_set_equals_transformers_warpers(case):
     logits = case["logits"]
-    assume(
-        len(set(logits.tolist())) == len(logits)
-    )  # transformers keeps all that tie with the last
-    kept, margin = slow_kept(
-        logits.tolist(), *(case[n] for n in ("temperature", "top_k", "top_p")), 0
-    )
+    # transformers keeps every token that ties with the last, we keep the lower ids
+    assume(len(set(logits.tolist())) == len(logits))
+    filters = [case[name] for name in ("temperature", "top_k", "top_p")]
+    _, margin = slow_kept(logits.tolist(), *filters, 0.0)
     assume(margin > 1e-4)
     scores = hf.TemperatureLogitsWarper(case["temperature"])(None, torch.from_numpy(logits)[None])
     scores = hf.TopKLogitsWarper(case["top_k"])(None, scores)
@@ -220,7 +218,7 @@ def test_token_of_probability_zero_is_never_drawn(uniform, live):
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.37, 1 - 2**-53])
-def test_last_uniform_draws_the_last_kept_token(uniform):
+def test_equal_logits_split_the_unit_interval_evenly(uniform):
     logits = torch.zeros(1, 4096)
     drawn = sampling.draw_tokens(logits, f64(1.0), f64(0.0), f64(uniform))
     assert drawn.item() == int(uniform * 4096)
@@ -260,6 +258,18 @@ def test_result_is_the_same_however_much_of_the_vocabulary_is_sorted(monkeypatch
         monkeypatch.setattr(sampling, "FIRST_WIDTH", width)
         drawn[width] = sampling.draw_filtered_tokens(logits, heat, top_k, top_p, *rest, vocab_size)
     assert all(torch.equal(drawn[width], drawn[vocab_size]) for width in drawn)
+
+    # one line at a time, drawing the last token kept, which tells where the filters' edge is
+    monkeypatch.setattr(sampling, "FIRST_WIDTH", 16)
+    last = f64(1 - 2**-53)
+    for line in range(num):
+        part = [values[line : line + 1] for values in (logits, heat, top_k, top_p)]
+        kept, margin = slow_kept(
+            part[0][0].tolist(), 0.9, int(top_k[line]), top_p[line].item(), 0.0
+        )
+        token_id = sampling.draw_filtered_tokens(*part, f64(0.0), last, vocab_size).item()
+        if margin > 1e-6:
+            assert kept[-1][0] == token_id or kept[-1][1] < 1e-9
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 30, 50])

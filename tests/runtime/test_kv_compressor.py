@@ -10,6 +10,7 @@ import random
 import numpy as np
 import pytest
 import torch
+
 from zipage_lang.kernels.backend import choose_backend
 from zipage_lang.runtime.kv_cache import KVCache, KVShape
 from zipage_lang.runtime.kv_compressor import KVCompressor
@@ -286,7 +287,10 @@ def grow(world, request, num_new, num_queries):
 
 def draw_query(world, position, readable):
     vectors = [world.draw_vector() for _ in range(world.group)]
-    seen = np.stack([token.key for token in readable if token.position <= position])
+    seen = [token.key for token in readable if token.position <= position]
+    if not seen:  # all that it attended to was dropped since
+        return Query(position, vectors, [0.0] * len(vectors))
+    seen = np.stack(seen)
     lse = [
         float(np.float32(np.log2(np.exp2(seen @ q * world.scale * math.log2(math.e)).sum())))
         for q in vectors
@@ -416,7 +420,9 @@ def run_round(world, compressor, requests, check):
         num_new = world.rng.randint(1, 24)
         num_keep = world.rng.randint(1, request.tail_len + num_new)
         stored = world.rng.randint(1, world.cache.window)
-        num_queries = min(stored, request.logical_len + num_new) if request.policy.num_queries else 0
+        num_queries = (
+            min(stored, request.logical_len + num_new) if request.policy.num_queries else 0
+        )
         grown, kept = draw_round(world, request, num_new, num_keep, num_queries)
         place(world, grown)
         grown_requests.append(grown)
@@ -500,18 +506,20 @@ def test_budget_below_the_window_keeps_the_newest_tokens():
     item = plan(world, request, 7, 16)
     compressor.run((item,))
     newest = torch.arange(request.logical_len - 7, request.logical_len, dtype=torch.int32)
-    assert torch.equal(kept_positions(world, item).sort(1).values, newest[None, :, None].expand_as(
-        kept_positions(world, item)
-    ))
+    assert torch.equal(
+        kept_positions(world, item).sort(1).values,
+        newest[None, :, None].expand_as(kept_positions(world, item)),
+    )
 
 
 def test_keeping_every_slot_moves_nothing():
     world, compressor, request = start(4, Zipage(), 30, window=16)
     before = world.cache.kv.clone()
     compressor.run((dataclasses.replace(plan(world, request, 30, 16)),))
-    assert torch.equal(world.cache.kv[:, list(request.table)].nan_to_num(), before[
-        :, list(request.table)
-    ].nan_to_num())
+    assert torch.equal(
+        world.cache.kv[:, list(request.table)].nan_to_num(),
+        before[:, list(request.table)].nan_to_num(),
+    )
 
 
 def test_bfloat16_cache_moves_bits_unchanged():

@@ -114,7 +114,7 @@ def test_identical_prompts_wait_a_step_and_then_share():
     assert [chunk.row for chunk in first.chunks] == [0]
     assert second.chunks == (
         Chunk(0, 1, None, 5, 5, (0,), None, None),
-        Chunk(1, 1, second.chunks[1].token_ids, 4, 4, (1,), None, None),
+        Chunk(1, 1, None, 4, 4, (1,), None, None),
     )
     table = next(u for u in second.block_updates if u.row == 1)
     assert table.block_ids[:2] == first.block_updates[-1].block_ids[:2]
@@ -282,17 +282,30 @@ def test_newest_that_is_not_compacted_is_preempted_and_comes_back_for_free():
 
 def test_newest_compacted_is_swapped_when_nobody_else_can_give_way():
     simulation = start(
-        request("oldest", [1], 40, kv=FIXED),
-        request("newest", [2], 40, kv=FIXED),
-        num_blocks=9,
+        request("oldest", [1], 30),
+        request("newest", [2], 30, kv=FIXED),
+        num_blocks=16,
         num_host_blocks=8,
     )
     finish(simulation)
-    preempted, out, back = counts(simulation, "num_preemptions", "num_swap_outs", "num_swap_ins")
-    assert out > 0
-    assert out == back
-    assert admissions(simulation).count("oldest") == 1
-    assert preempted <= 1
+    _, preempted, swapped = counts(simulation, *PRESSURE)
+    assert (preempted, swapped) == (0, 1)
+    assert counts(simulation, "num_swap_ins") == (1,)
+    assert admissions(simulation) == ["oldest", "newest", "newest"]
+    assert simulation.final("newest").kv.recomputed == 0
+    simulation.check_all_home()
+
+
+def test_compacted_request_starts_over_when_there_is_no_host_memory_for_it():
+    simulation = start(
+        request("oldest", [1], 30),
+        request("newest", [2], 30, kv=FIXED),
+        num_blocks=16,
+        num_host_blocks=0,
+    )
+    finish(simulation)
+    _, preempted, swapped = counts(simulation, *PRESSURE)
+    assert (preempted > 0, swapped) == (True, 0)
     simulation.check_all_home()
 
 

@@ -18,8 +18,8 @@ from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.messages import AddRequest
 from zipage_lang.runtime.sampling_params import SamplingParams
 
-NUM_BATCHES = 8
-LOADS_PER_BATCH = 250
+NUM_BATCHES = 10
+LOADS_PER_BATCH = 200
 
 
 def play_seeds(seeds):
@@ -64,7 +64,7 @@ def test_random_loads_reach_every_act_of_the_scheduler():
 def test_output_does_not_depend_on_who_else_is_served():
     """Each exact request of a load, alone in a roomy engine, says the same."""
     num_compared = 0
-    for seed in range(120):
+    for seed in range(80):
         crowd = play(random_load(seed))
         for (name, index), transcript in crowd.transcripts.items():
             if index or not crowd.is_exact(transcript.request) or not transcript.token_ids:
@@ -76,7 +76,7 @@ def test_output_does_not_depend_on_who_else_is_served():
                 got = crowd.transcripts[name, sample].token_ids
                 assert alone.output(name, sample)[: len(got)] == got, f"{seed}: {name}/{sample}"
                 num_compared += 1
-    assert num_compared > 100
+    assert num_compared > 60
 
 
 def roomy(world):
@@ -130,11 +130,12 @@ def test_everyone_finishes_in_the_smallest_pool_that_takes_them(kind, block_size
 
 @pytest.mark.parametrize("block_size", [1, 2, 4])
 def test_smallest_pool_is_what_the_design_says(block_size):
-    """Full KV needs its tokens; a compacted request protected + K + E and at most a block."""
+    """Full KV needs its tokens; a compacted request protected + K + E, one block of overshoot while
+    it gathers queries, and one to copy a shared, partly filled block."""
     full = smallest_pool("off", block_size, prompt_len=5, num_tokens=25)
     assert -(-29 // block_size) <= full <= -(-30 // block_size)
-    bounded = smallest_pool("fixed", block_size, prompt_len=5, num_tokens=2000 // 40)
-    assert -(-(5 + 8) // block_size) <= bounded <= -(-(5 + 8) // block_size) + 1
+    bounded = smallest_pool("fixed", block_size, prompt_len=5, num_tokens=50)
+    assert -(-(5 + 8) // block_size) <= bounded <= -(-(5 + 8) // block_size) + 2
 
 
 def test_what_can_never_fit_is_refused_at_once_and_the_rest_go_on():

@@ -101,7 +101,6 @@ class Row:
     token_ids: list[int]
     histories: list[int]
     block_ids: list[int] = dataclasses.field(default_factory=list)
-    num_drawn: int = 0  # since the setup
     num_computed: int | None = None  # None: nothing computed since the setup
 
     def append(self, token_id: int) -> None:
@@ -263,8 +262,7 @@ class FakeRunner:
         own = row.token_ids[chunk.position : end]
         if chunk.token_ids is None:
             assert chunk.num_tokens == 1, f"row {chunk.row}: no ids for {chunk.num_tokens} tokens"
-            assert row.num_drawn > 0, f"row {chunk.row} has drawn no token since its setup"
-            assert end == len(row.token_ids), f"row {chunk.row}: {end} is not the last drawn token"
+            assert end == len(row.token_ids), f"row {chunk.row}: {end - 1} is not its last token"
         else:
             assert list(chunk.token_ids) == own, (
                 f"row {chunk.row}: chunk {chunk.token_ids} at {chunk.position} is not {own}"
@@ -293,20 +291,23 @@ class FakeRunner:
             setup.seed, resident, output_index, setup.sampling, self.vocab_size, self.eos_token_ids
         )
         row.append(token_id)
-        row.num_drawn += 1
         wanted = setup.sampling.logprobs is not None
         return Sample(index, token_id, _logprobs(token_id) if wanted else None)
 
     def _prompt_logprobs(self, chunk: Chunk) -> list[PromptLogprobs]:
-        first = chunk.prompt_logprobs_from
-        if first is None:
+        wanted = chunk.prompt_score
+        if wanted is None:
             return []
-        assert 0 <= first < chunk.num_tokens, f"row {chunk.row}: logprobs from {first}"
-        row = self._row(chunk.row)
-        begin = chunk.position + first + 1
-        end = min(chunk.position + chunk.num_tokens + 1, row.setup.num_prompt_tokens)
-        entries = tuple(_logprobs(token_id) for token_id in row.token_ids[begin:end])
-        return [PromptLogprobs(chunk.row, entries)]
+        row, count = self._row(chunk.row), len(wanted.next_token_ids)
+        assert 0 <= wanted.first < wanted.first + count <= chunk.num_tokens, (
+            f"row {chunk.row}: {count} logprobs from {wanted.first} of {chunk.num_tokens} tokens"
+        )
+        begin = chunk.position + wanted.first + 1
+        prompt = row.token_ids[: row.setup.num_prompt_tokens]
+        assert list(wanted.next_token_ids) == prompt[begin : begin + count], (
+            f"row {chunk.row}: {wanted.next_token_ids} do not follow position {begin - 1}"
+        )
+        return [PromptLogprobs(chunk.row, tuple(_logprobs(i) for i in wanted.next_token_ids))]
 
     # 7. compaction
 

@@ -36,13 +36,14 @@ def play(load: Load) -> Simulation:
     simulation.play(load.events, max_steps=5000)
     simulation.check_all_ended()
     simulation.check_outputs()
+    simulation.check_no_starvation()
     simulation.check_all_home()
     return simulation
 
 
 def random_world(rng: random.Random) -> World:
     block_size = rng.choice([1, 2, 4])
-    num_slots = rng.choice([8, 12, 16, 24, 40, 100, 400])
+    num_slots = rng.choice([8, 12, 16, 24, 40, 80, 160])
     num_query_slots = rng.choice([1, 1, 2, 8])
     return World(
         num_blocks=max(2, num_slots // block_size),
@@ -118,6 +119,9 @@ def _random_sampling(rng: random.Random, seed: int) -> SamplingParams:
         stop_token_ids=rng.choice([[], [], [1]]),
         ignore_eos=rng.random() < 0.5,
         n=rng.choice([1, 1, 1, 2, 3, 6]),
+        logprobs=rng.choice([None, 0]),
+        prompt_logprobs=rng.choice([None, None, None, 0]),
+        prompt_logprobs_start=rng.choice([0, 0, 3]),
     )
 
 
@@ -127,14 +131,15 @@ def _random_request(
     text = rng.choice(texts)
     prompt = text[: rng.randint(1, len(text))] if rng.random() < 0.5 else list(text)
     prompt += _random_tokens(rng, world, rng.choice([0, 0, 1, 5]))
+    sampling = _random_sampling(rng, seed)
     return AddRequest(
         request_id=name,
         token_ids=prompt,
-        sampling=_random_sampling(rng, seed),
+        sampling=sampling,
         kv=_random_kv(rng, len(prompt)),
         namespace=rng.choice(["", "", "", "other"]),
         priority=rng.choice([0, 0, 0, 1, -1]),
-        hold=rng.random() < 0.3,
+        hold=sampling.n == 1 and rng.random() < 0.3,
     )
 
 
@@ -161,7 +166,7 @@ def _random_fork(
                 sampling=sampling,
                 kv=kv,
                 namespace=family.request.namespace,
-                hold=hold,
+                hold=hold and sampling.n == 1,
             )
             for child_id, suffix, sampling in zip(ids, suffixes, samplings, strict=True)
         ]

@@ -15,6 +15,7 @@ from zipage_lang.runtime.messages import (
     Abort,
     AddRequest,
     Fork,
+    LogprobEntry,
     Release,
     Stop,
     TokenOutput,
@@ -81,6 +82,7 @@ class Transcript:
     request: AddRequest
     token_ids: list[int] = dataclasses.field(default_factory=list)
     final: TokenOutput | None = None
+    prompt_logprobs: list[LogprobEntry | None] | None = None
     stopped_at: int | None = None  # num_output_tokens of the first Stop that was in time
 
     @property
@@ -122,13 +124,13 @@ class Simulation:
         self._expect(request)
 
     def fork(self, parent_id: str, children: Sequence[AddRequest]) -> None:
-        try:
-            self.scheduler.fork(Fork(parent_id=parent_id, children=list(children)))
-        except RequestRefused as refusal:
-            self.refused.update({child.request_id: str(refusal) for child in children})
-            return
+        """Refused children end with an error output, the others go on."""
         for child in children:
             self._expect(child)
+        self.scheduler.fork(Fork(parent_id=parent_id, children=list(children)))
+        for output in self.receive():
+            if output.error is not None:
+                self.refused[output.request_id] = output.error
 
     def stop(self, request_id: str, sample_index: int, num_output_tokens: int) -> None:
         transcript = self.transcripts[request_id, sample_index]
@@ -178,17 +180,24 @@ class Simulation:
         self.num_steps += 1
         return plan
 
-    def receive(self) -> None:
-        for output in self.scheduler.take_outputs():
+    def receive(self) -> list[TokenOutput]:
+        """Take what the scheduler has to tell, and add it to the transcripts."""
+        outputs = self.scheduler.take_outputs()
+        for output in outputs:
             transcript = self.transcripts[output.request_id, output.sample_index]
             name = f"{output.request_id}/{output.sample_index}"
             assert transcript.final is None, f"{name}: an output after the final one: {output}"
             transcript.token_ids += output.token_ids
+            if output.prompt_logprobs is not None:
+                assert transcript.prompt_logprobs is None, f"{name}: prompt logprobs came twice"
+                transcript.prompt_logprobs = output.prompt_logprobs
             if output.is_final:
                 transcript.final = output
+        return outputs
 
     def run_until_idle(self, max_steps: int) -> None:
         """Step until no work is left; a load that needs more than `max_steps` starves."""
+        self.receive()
         for _ in range(max_steps):
             if not self.scheduler.has_work:
                 return
@@ -222,6 +231,8 @@ class Simulation:
         for key, transcript in self.transcripts.items():
             final = transcript.final
             assert final is not None, f"{key} has no final output"
+            if key[0] in self.refused:
+                continue
             assert final.error is None, f"{key} ended on an error: {final.error}"
             assert final.usage.prompt_tokens == len(transcript.request.token_ids), f"{key}: usage"
             assert final.usage.completion_tokens == len(transcript.counted), (
@@ -229,6 +240,7 @@ class Simulation:
             )
             self._check_reason(key, transcript)
             self._check_resident(key, transcript)
+            self._check_prompt_logprobs(key, transcript)
 
     def _check_reason(self, key: tuple[str, int], transcript: Transcript) -> None:
         final, sampling = transcript.final, transcript.request.sampling
@@ -256,6 +268,24 @@ class Simulation:
         assert final.kv.max_resident_len <= bound, (
             f"{key}: {final.kv.max_resident_len} resident slots, bound {bound}"
         )
+
+    def _check_prompt_logprobs(self, key: tuple[str, int], transcript: Transcript) -> None:
+        """One entry per prompt token behind the first and behind the asked start, with sample 0."""
+        request, entries = transcript.request, transcript.prompt_logprobs
+        wanted = request.sampling.prompt_logprobs is not None and key[1] == 0
+        if not wanted or not transcript.token_ids:
+            assert entries is None, f"{key}: prompt logprobs that nobody asked for"
+            return
+        start, num_tokens = max(1, request.sampling.prompt_logprobs_start), len(request.token_ids)
+        got = [None if entry is None else entry.token_id for entry in entries or []]
+        expected = [None] * start + request.token_ids[start:] if start < num_tokens else []
+        assert got == expected, f"{key}: prompt logprobs of {got}, not of {expected}"
+
+    def check_no_starvation(self) -> None:
+        """Steps are in proportion to the tokens there were, recomputation included."""
+        work = sum(len(transcript.token_ids) for transcript in self.transcripts.values())
+        work += sum(len(transcript.request.token_ids) for transcript in self.transcripts.values())
+        assert self.num_steps <= 100 + 4 * work, f"{self.num_steps} steps for {work} tokens"
 
     def check_all_home(self) -> None:
         """With every hold released and the cache flushed, every block is free again."""
@@ -289,10 +319,12 @@ class Simulation:
         enders |= set() if sampling.ignore_eos else set(world.eos_token_ids)
         logical = list(enumerate(request.token_ids))
         output: list[int] = []
-        while len(output) < max_tokens and not (output and output[-1] in enders):
+        while len(output) < max_tokens:
             token_id = draw_token(
                 seed, logical, len(output), sampling, world.vocab_size, world.eos_token_ids
             )
             logical.append((len(logical), token_id))
             output.append(token_id)
+            if token_id in enders and len(output) >= sampling.min_tokens:
+                break
         return output

@@ -1,0 +1,41 @@
+# One file of commands. CI calls the same ones. Everything happens in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CHECK_BUILD := build/check
+
+.PHONY: demo test check bench model clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt torch==2.13.0
+	$(BIN)/pip install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/pip install -q -c constraints.txt -e ".[test]"
+	touch $@
+
+model: $(VENV)/.installed
+	$(BIN)/zipage models pull smollm2-135m
+
+demo: model
+	$(BIN)/python examples/self_consistency.py
+
+test: check model
+	$(BIN)/pytest
+
+bench: model
+	$(BIN)/python bench.py
+
+# mypy and import-linter do not follow the package mapping in place, so they look at a plain install.
+check: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf $(CHECK_BUILD) build/lib build/bdist* && mkdir -p $(CHECK_BUILD)
+	$(BIN)/pip install -q --no-deps --target $(CHECK_BUILD) .
+	cd $(CHECK_BUILD) && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p zipage_lang
+	cd $(CHECK_BUILD) && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../.importlinter --no-cache
+
+clean:
+	rm -rf build *.egg-info $(VENV)

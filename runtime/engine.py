@@ -1,0 +1,207 @@
+"""The engine: receive -> schedule -> run -> apply -> send, one step at a time, in one thread.
+
+Joins deciding and doing. Knows nothing of sockets, text or kernels.
+"""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from zipage_lang.kernels.backend import Backend, choose_backend
+from zipage_lang.runtime.config import EngineConfig
+from zipage_lang.runtime.host_swap import HostSwap
+from zipage_lang.runtime.kv_cache import KVCache, KVShape
+from zipage_lang.runtime.kv_compressor import KVCompressor
+from zipage_lang.runtime.limits import Limits
+from zipage_lang.runtime.messages import (
+    Abort,
+    AddRequest,
+    Fork,
+    Ready,
+    Release,
+    Stop,
+    TokenOutput,
+)
+from zipage_lang.runtime.model_runner import ModelRunner
+from zipage_lang.runtime.model_store import resolve_model
+from zipage_lang.runtime.models.registry import LoadedModel, load_model
+from zipage_lang.runtime.policies.policy import Policy
+from zipage_lang.runtime.policies.registry import load_policies
+from zipage_lang.runtime.request import RequestRefused
+from zipage_lang.runtime.row_tables import RowTables
+from zipage_lang.runtime.sampler import Sampler
+from zipage_lang.runtime.scheduler import Scheduler
+from zipage_lang.runtime.step_plan import StepPlan
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclasses.dataclass(slots=True)
+class StepTimes:
+    """Seconds spent since the start."""
+
+    scheduling_s: float = 0.0
+    running_s: float = 0.0
+    applying_s: float = 0.0
+
+
+class Engine:
+    """One model, one pool, one scheduler. Not thread-safe: messages are handled between steps."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load the model and allocate the pool. Raises ValueError or RuntimeError with the fix."""
+        if config.model.num_threads is not None:
+            torch.set_num_threads(config.model.num_threads)
+        backend = choose_backend(config.model.backend)
+        path = resolve_model(config.model.model)
+        dtype = DTYPES[config.model.dtype]
+        loaded = load_model(path, dtype, backend, config.model.max_model_len)
+        policies = load_policies()
+        shape = _kv_shape(loaded, dtype)
+        limits = _find_limits(config, loaded, shape, policies)
+        self.config, self.limits = config, limits
+        self.scheduler = Scheduler(
+            config.scheduler,
+            config.cache,
+            config.compression,
+            limits,
+            {name: policy.num_queries for name, policy in policies.items()},
+        )
+        self.runner = _make_runner(config, loaded, shape, limits, backend, policies)
+        self.times = StepTimes()
+        self.ready = _ready(config, loaded, path, limits, backend)
+
+    def handle(self, message: AddRequest | Fork | Stop | Abort | Release) -> None:
+        """Take in a client's message. A refused request gets its error as an output."""
+        match message:
+            case AddRequest():
+                try:
+                    self.scheduler.add(message)
+                except RequestRefused as refusal:
+                    self.scheduler.refuse(message, str(refusal))
+            case Fork():
+                self.scheduler.fork(message)
+            case Stop():
+                self.scheduler.stop(message)
+            case Abort():
+                self.scheduler.abort(message)
+            case Release():
+                self.scheduler.release(message)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def step(self) -> list[TokenOutput]:
+        """Move everyone on by one step and return what is to be told. Does nothing without work."""
+        if self.scheduler.has_work:
+            started = time.perf_counter()
+            plan = self.scheduler.schedule()
+            planned = time.perf_counter()
+            self._run(plan)
+            self.times.scheduling_s += planned - started
+        return self.scheduler.take_outputs()
+
+    def stats(self) -> dict[str, int | float | str]:
+        """Counts, gauges and times by name."""
+        return {
+            "backend": self.ready.backend,
+            "model": self.ready.model,
+            **self.scheduler.stats(),
+            **dataclasses.asdict(self.times),
+        }
+
+    def _run(self, plan: StepPlan) -> None:
+        started = time.perf_counter()
+        result = self.runner.run(plan)
+        done = time.perf_counter()
+        self.scheduler.apply(plan, result)
+        self.times.running_s += done - started
+        self.times.applying_s += time.perf_counter() - done
+
+
+def _kv_shape(loaded: LoadedModel, dtype: torch.dtype) -> KVShape:
+    arch = loaded.arch
+    return KVShape(
+        num_layers=arch.num_layers,
+        num_q_heads=arch.num_q_heads,
+        num_kv_heads=arch.num_kv_heads,
+        head_dim=arch.head_dim,
+        dtype=dtype,
+    )
+
+
+def _find_limits(
+    config: EngineConfig, loaded: LoadedModel, shape: KVShape, policies: Mapping[str, Policy]
+) -> Limits:
+    cache = config.cache
+    block_bytes = shape.block_bytes(cache.block_size)
+    num_blocks = cache.num_blocks or int(cache.kv_cache_memory * 2**30) // block_bytes
+    if num_blocks < 1:
+        raise ValueError(
+            f"kv_cache_memory={cache.kv_cache_memory} GiB is less than one block of "
+            f"{block_bytes} bytes; raise it or lower block_size"
+        )
+    return Limits(
+        num_blocks=num_blocks,
+        num_host_blocks=int(cache.swap_space * 2**30) // block_bytes,
+        num_query_slots=config.compression.num_query_slots or config.scheduler.max_running,
+        window=max(1, *(policy.num_queries for policy in policies.values())),
+        max_model_len=loaded.max_model_len,
+        vocab_size=loaded.arch.vocab_size,
+        eos_token_ids=list(loaded.arch.eos_token_ids),
+    )
+
+
+def _make_runner(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    shape: KVShape,
+    limits: Limits,
+    backend: Backend,
+    policies: Mapping[str, Policy],
+) -> ModelRunner:
+    cache = KVCache(
+        shape,
+        num_blocks=limits.num_blocks + 1,  # block 0 is the dummy
+        block_size=config.cache.block_size,
+        num_query_slots=limits.num_query_slots,
+        window=limits.window,
+        device=backend.device,
+    )
+    max_blocks = -(-limits.max_model_len // config.cache.block_size) + 1
+    sampler = Sampler(
+        max_rows=config.scheduler.max_running,
+        vocab_size=limits.vocab_size,
+        eos_token_ids=limits.eos_token_ids,
+        backend=backend,
+        device=backend.device,
+    )
+    return ModelRunner(
+        loaded,
+        cache,
+        backend,
+        compressor=KVCompressor(cache, backend, policies),
+        sampler=sampler,
+        tables=RowTables(config.scheduler.max_running, max_blocks),
+        host_swap=HostSwap(cache, limits.num_host_blocks),
+    )
+
+
+def _ready(
+    config: EngineConfig, loaded: LoadedModel, path: Path, limits: Limits, backend: Backend
+) -> Ready:
+    return Ready(
+        model=config.model.model,
+        model_path=str(path),
+        architecture=loaded.arch.architecture,
+        backend=backend.name,
+        max_model_len=limits.max_model_len,
+        vocab_size=limits.vocab_size,
+        eos_token_ids=list(limits.eos_token_ids),
+        num_blocks=limits.num_blocks,
+        block_size=config.cache.block_size,
+    )

@@ -1,0 +1,106 @@
+"""The engine as a process: ZMQ in, ZMQ out, one thread.
+
+Started as `python -m zipage_lang.runtime.engine_process SOCKET_DIR CONFIG_JSON` by the client,
+which has bound two ipc sockets in that private directory. Ends on Shutdown or with its parent.
+Knows nothing of scheduling or tensors.
+"""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+
+import msgspec
+import zmq
+
+from zipage_lang.runtime import messages
+from zipage_lang.runtime.config import EngineConfig
+from zipage_lang.runtime.engine import Engine
+
+IDLE_POLL_MS = 200  # how often an idle engine looks whether its parent still lives
+
+log = logging.getLogger("zipage.engine")
+
+
+class EngineProcess:
+    """The loop: receive -> step -> send."""
+
+    def __init__(self, engine: Engine, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
+        self._engine, self._inbox, self._outbox = engine, inbox, outbox
+        self._parent = os.getppid()
+        self._num_malformed = 0
+        self._is_running = True
+
+    def run(self) -> None:
+        """Serve until told to stop or orphaned."""
+        while self._is_running and os.getppid() == self._parent:
+            if not self._engine.has_work:
+                self._inbox.poll(IDLE_POLL_MS)
+            for data in self._received():
+                self._handle(data)
+            outputs = self._engine.step()
+            if outputs:
+                self._send(messages.Outputs(items=outputs))
+
+    def _received(self) -> Iterator[bytes]:
+        while self._is_running:
+            try:
+                yield self._inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+
+    def _handle(self, data: bytes) -> None:
+        try:
+            message = messages.decode_for_engine(data)
+        except messages.MessageError as error:
+            self._num_malformed += 1
+            log.warning("dropped a malformed message: %s", error)
+            return
+        match message:
+            case messages.Shutdown():
+                self._is_running = False
+            case messages.GetStats():
+                self._reply(message.call_id)
+            case messages.FlushCache():
+                self._engine.scheduler.flush_cache()
+                self._reply(message.call_id)
+            case _:
+                self._engine.handle(message)
+
+    def _reply(self, call_id: str) -> None:
+        stats = {**self._engine.stats(), "num_malformed_messages": self._num_malformed}
+        self._send(messages.StatsReply(call_id=call_id, stats=stats))
+
+    def _send(self, message: messages.ToClient) -> None:
+        self._outbox.send(messages.encode(message))
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point; returns the exit code."""
+    socket_dir, config_json = arguments
+    logging.basicConfig(level=os.environ.get("ZIPAGE_LOG", "WARNING").upper(), stream=sys.stderr)
+    config = msgspec.json.decode(config_json, type=EngineConfig)
+    context = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE_BYTES)
+    inbox.connect(f"ipc://{socket_dir}/to_engine")
+    outbox.connect(f"ipc://{socket_dir}/to_client")
+    outbox.setsockopt(zmq.LINGER, 1000)
+    try:
+        engine = Engine(config)
+        outbox.send(messages.encode(engine.ready))
+        EngineProcess(engine, inbox, outbox).run()
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        log.error("%s", traceback.format_exc())
+        outbox.send(messages.encode(messages.Failed(error=str(error))))
+        return 1
+    finally:
+        inbox.close(0)
+        outbox.close()
+        context.term()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,130 @@
+"""Executes a StepPlan, returns a StepResult. Short, since the others do the work.
+
+Knows nothing of requests, queues or the tree.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from zipage_lang.kernels.backend import Backend
+from zipage_lang.runtime.batch_builder import BatchBuilder
+from zipage_lang.runtime.forward_batch import ForwardBatch
+from zipage_lang.runtime.host_swap import HostSwap
+from zipage_lang.runtime.kv_cache import KVCache
+from zipage_lang.runtime.kv_compressor import KVCompressor
+from zipage_lang.runtime.models.registry import LoadedModel
+from zipage_lang.runtime.row_tables import RowTables
+from zipage_lang.runtime.sampler import Sampler
+from zipage_lang.runtime.step_plan import (
+    BlockCopy,
+    BlockUpdate,
+    Chunk,
+    PromptLogprobs,
+    PromptScore,
+    Sample,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+
+LOGPROB_LINES = 64  # prompt positions whose logits are made at a time; bounds their memory
+
+
+class ModelRunner:
+    """Owns no policy: the order of a step is the order that `step_plan` documents."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        cache: KVCache,
+        backend: Backend,
+        *,
+        compressor: KVCompressor,
+        sampler: Sampler,
+        tables: RowTables,
+        host_swap: HostSwap,
+    ) -> None:
+        self._model, self._cache, self._backend = loaded.model, cache, backend
+        self._compressor, self._sampler = compressor, sampler
+        self._tables, self._host_swap = tables, host_swap
+        self._batches = BatchBuilder(cache, backend, tables)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Do all that the plan says. Raises FloatingPointError when logits are not finite."""
+        self._host_swap.swap_out(plan.swap_outs)
+        self._copy_blocks(plan.block_copies)
+        self._host_swap.swap_in(plan.swap_ins)
+        for setup in plan.row_setups:
+            self._sampler.set_up_row(setup)
+        for update in plan.block_updates:
+            self._tables.update(update)
+        samples, prompt_logprobs = self._run_chunks(plan.chunks)
+        self._compact(plan)
+        return StepResult(
+            step=plan.step,
+            samples=samples,
+            prompt_logprobs=prompt_logprobs,
+            compacted_rows=tuple(item.row for item in plan.compactions),
+        )
+
+    def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        if not copies:
+            return
+        device = self._backend.device
+        src = torch.tensor([copy.src for copy in copies], device=device)  # [num_copies]
+        dst = torch.tensor([copy.dst for copy in copies], device=device)  # [num_copies]
+        self._backend.copy_blocks(self._cache.block_pools, src, dst)
+
+    def _run_chunks(
+        self, chunks: Sequence[Chunk]
+    ) -> tuple[tuple[Sample, ...], tuple[PromptLogprobs, ...]]:
+        if not chunks:
+            return (), ()
+        batch = self._batches.build(chunks, self._sampler.last_token_ids)
+        hidden = self._model.forward(batch, self._cache)  # [num_tokens, hidden_size]
+        return self._sample(chunks, batch, hidden), self._prompt_logprobs(chunks, hidden)
+
+    def _sample(
+        self, chunks: Sequence[Chunk], batch: ForwardBatch, hidden: Tensor
+    ) -> tuple[Sample, ...]:
+        drawing = [chunk for chunk in chunks if chunk.sample_rows]
+        if not drawing:
+            return ()
+        logits = self._model.logits(hidden[batch.logits_index])  # [num_drawing, vocab_size]
+        rows = [row for chunk in drawing for row in chunk.sample_rows]
+        if len(rows) > len(drawing):  # samples of one request draw from the same logits
+            lines = [i for i, chunk in enumerate(drawing) for _ in chunk.sample_rows]
+            logits = logits[torch.tensor(lines, device=logits.device)]  # [num_rows, vocab_size]
+        return self._sampler.draw(logits, rows).samples()
+
+    def _prompt_logprobs(
+        self, chunks: Sequence[Chunk], hidden: Tensor
+    ) -> tuple[PromptLogprobs, ...]:
+        found, start = [], 0
+        for chunk in chunks:
+            if chunk.prompt_score is not None:
+                first = start + chunk.prompt_score.first
+                states = hidden[first : first + len(chunk.prompt_score.next_token_ids)]
+                found.append(PromptLogprobs(chunk.row, self._score(chunk.prompt_score, states)))
+            start += chunk.num_tokens
+        return tuple(found)
+
+    def _score(self, wanted: PromptScore, hidden: Tensor) -> tuple[TokenLogprobs, ...]:
+        """hidden: [num_wanted, hidden_size], the states that the wanted tokens follow."""
+        next_ids = torch.tensor(wanted.next_token_ids, device=hidden.device)  # [num_wanted]
+        entries: list[TokenLogprobs] = []
+        parts = zip(hidden.split(LOGPROB_LINES), next_ids.split(LOGPROB_LINES), strict=True)
+        for states, token_ids in parts:
+            logits = self._model.logits(states)  # [num_lines, vocab_size]
+            entries += self._sampler.score_prompt(logits, token_ids, wanted.num_top)
+        return tuple(entries)
+
+    def _compact(self, plan: StepPlan) -> None:
+        if not plan.compactions:
+            return
+        self._compressor.run(plan.compactions)
+        for item in plan.compactions:
+            self._tables.update(BlockUpdate(item.row, 0, item.block_ids))

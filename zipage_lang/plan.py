@@ -1,0 +1,107 @@
+"""From what a program appends to what will run, with all decided that can be at that time.
+
+So a mistake is raised where the program makes it, and each call's seed depends on its place alone.
+Knows nothing of queues, tokens or requests.
+"""
+
+import dataclasses
+from typing import Any
+
+from zipage_lang.ir import Expr, Gen, RoleBegin, RoleEnd, Select, Text, parts_of
+from zipage_lang.runtime.kv_params import KVParams
+from zipage_lang.runtime.sampling_params import SamplingParams
+from zipage_lang.seeds import Path, derive_seed
+from zipage_lang.session import RunSettings, merge_kv
+from zipage_lang.variables import Variable
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GenCall:
+    """A gen with everything decided but its prompt."""
+
+    node: Gen
+    sampling: SamplingParams
+    kv: KVParams
+    variable: Variable
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SelectCall:
+    node: Select
+    kv: KVParams
+    variable: Variable
+
+
+Planned = Text | RoleBegin | RoleEnd | GenCall | SelectCall
+
+
+class Planner:
+    """Plans one state's expressions in the order in which they are appended."""
+
+    def __init__(self, settings: RunSettings, path: Path, kv: KVParams) -> None:
+        self.open_role: str | None = None
+        self._settings = settings
+        self._path = path
+        self._kv = kv
+        self._num_calls = 0
+        self._num_forks = 0
+
+    def plan(self, value: Any) -> list[Planned]:
+        """Raises ValueError for what can't be appended here, and then nothing has changed."""
+        parts = parts_of(value)
+        role = self._role_after(parts)
+        call_index = self._num_calls
+        planned = []
+        for part in parts:
+            planned.append(self._plan_part(part, call_index))
+            call_index += isinstance(part, Gen | Select)
+        self._num_calls, self.open_role = call_index, role
+        return planned
+
+    def fork(self, num_branches: int, kv: KVParams | None) -> "list[Planner]":
+        """Planners for branches that go on from here."""
+        if isinstance(num_branches, bool) or not isinstance(num_branches, int) or num_branches < 1:
+            raise ValueError(f"fork({num_branches!r}): give a whole number of at least 1 branch")
+        branch_kv = merge_kv(self._kv, kv)
+        branches = []
+        for index in range(num_branches):
+            path = (*self._path, "fork", self._num_forks, index)
+            branch = Planner(self._settings, path, branch_kv)
+            branch.open_role = self.open_role
+            branches.append(branch)
+        self._num_forks += 1
+        return branches
+
+    def _role_after(self, parts: tuple[Expr, ...]) -> str | None:
+        role = self.open_role
+        for part in parts:
+            match part:
+                case RoleBegin(begun) if role is not None:
+                    raise ValueError(f"{begun} message inside a {role} message; close that first")
+                case RoleBegin(begun):
+                    role = begun
+                case RoleEnd(ended) if role != ended:
+                    raise ValueError(f"{ended} message closed, but {role or 'none'} is open")
+                case RoleEnd():
+                    role = None
+        return role
+
+    def _plan_part(self, part: Expr, call_index: int) -> Planned:
+        match part:
+            case Text() | RoleBegin() | RoleEnd():
+                return part
+            case Gen(name, _, kv):
+                variable = Variable(name or "", call_index)
+                return GenCall(
+                    part, self._sampling(part, call_index), merge_kv(self._kv, kv), variable
+                )
+            case Select(name):
+                return SelectCall(part, self._kv, Variable(name, call_index))
+        raise AssertionError(f"no rule for {part!r}")
+
+    def _sampling(self, node: Gen, call_index: int) -> SamplingParams:
+        sampling = node.sampling(self._settings.sampling)
+        if sampling.seed is not None:
+            return sampling
+        seed = derive_seed(self._settings.root_seed, (*self._path, "call", call_index))
+        return sampling.replace(seed=seed)

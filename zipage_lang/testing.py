@@ -1,0 +1,260 @@
+"""A backend that answers from a script, for testing programs without a model or an engine.
+
+    backend = ScriptedBackend({"2+2=": "4", re.compile("capital"): RuntimeError("no")})
+    state = program.run(backend=backend)
+    backend.calls[0].prompt
+
+Knows nothing of the interpreter.
+"""
+
+import asyncio
+import dataclasses
+import re
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from zipage_lang.frontend.outputs import RequestOutput
+from zipage_lang.loops import shared_loop
+from zipage_lang.runtime.kv_params import KVParams
+from zipage_lang.runtime.messages import KVUsage, LogprobEntry, Usage
+from zipage_lang.runtime.sampling_params import SamplingParams
+from zipage_lang.script_tokenizers import (
+    BEGIN,
+    END,
+    EOS_TOKEN_ID,
+    SPECIALS,
+    ByteTokenizer,
+    ScriptTokenizer,
+    WordTokenizer,
+)
+
+__all__ = [
+    "ByteTokenizer",
+    "Call",
+    "Reply",
+    "ScriptedBackend",
+    "WordTokenizer",
+    "render_chatml",
+]
+
+DEFAULT_SYSTEM = "You are a script."
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One sample that was asked for."""
+
+    prompt: str
+    token_ids: list[int]
+    sampling: SamplingParams
+    kv: KVParams
+    group_id: str
+    sample_index: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What a call gets: `text`, token by token, then the end of sequence or `error`.
+
+    `gate` holds the first token back until the future is done. `token_delay_s` goes before each
+    token.
+    """
+
+    text: str
+    error: Exception | None = None
+    gate: "Future[Any] | None" = None
+    token_delay_s: float = 0.0
+
+
+class ScriptedBackend:
+    """A Backend whose replies are given.
+
+    `script`: a string, a Reply or an exception for every call; a list of them, used in the order of
+    the calls; a mapping from prompt endings (strings) or patterns searched in the prompt to any of
+    these; or a function of the Call. `token_logprob(context, token)` answers for prompt_logprobs.
+    """
+
+    def __init__(
+        self,
+        script: Any = "",
+        *,
+        tokenizer: ScriptTokenizer | None = None,
+        token_logprob: Callable[[str, str], float] = lambda context, token: -1.0,
+        render: Callable[[Sequence[Mapping[str, str]], bool], str] | None = None,
+    ) -> None:
+        self.calls: list[Call] = []
+        self.aborted_groups: list[str] = []
+        self.num_running = 0
+        self.max_running = 0
+        self._script = script
+        self._tokenizer = tokenizer or ByteTokenizer()
+        self._token_logprob = token_logprob
+        self._render = render or render_chatml
+        self._num_listed: dict[int, int] = {}  # replies taken from each list of the script
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return shared_loop()
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return frozenset({EOS_TOKEN_ID})
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self._tokenizer.encode(text)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        kept = [i for i in token_ids if i >= len(SPECIALS) or not skip_special_tokens]
+        return b"".join(self._tokenizer.spell(i) for i in kept).decode("utf-8", "replace")
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool
+    ) -> str:
+        return self._render(messages, add_generation_prompt)
+
+    async def abort(self, group_id: str) -> None:
+        self.aborted_groups.append(group_id)
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        kv: KVParams,
+        group_id: str,
+    ) -> AsyncGenerator[RequestOutput]:
+        """All samples side by side, one token of each in turn."""
+        prompt = self.decode(token_ids, skip_special_tokens=False)
+        calls = [
+            Call(prompt, list(token_ids), sampling, kv, group_id, index)
+            for index in range(sampling.n)
+        ]
+        self.calls += calls
+        self.num_running += 1
+        self.max_running = max(self.max_running, self.num_running)
+        try:
+            samples = [self._sample(call, self._reply(self._script, call)) for call in calls]
+            while samples:
+                for sample in list(samples):
+                    output = await anext(sample)
+                    yield output
+                    if output.is_final:
+                        samples.remove(sample)
+        finally:
+            self.num_running -= 1
+
+    def _reply(self, script: Any, call: Call) -> Reply:
+        match script:
+            case Reply():
+                return script
+            case str():
+                return Reply(script)
+            case Exception():
+                return Reply("", error=script)
+            case Mapping():
+                return self._reply(_matching(script, call.prompt), call)
+            case list():
+                taken = self._num_listed.get(id(script), 0)
+                assert taken < len(script), f"the script has no reply number {taken}"
+                self._num_listed[id(script)] = taken + 1
+                return self._reply(script[taken], call)
+        return self._reply(script(call), call)
+
+    async def _sample(self, call: Call, reply: Reply) -> AsyncGenerator[RequestOutput]:
+        if reply.gate is not None:
+            await asyncio.wrap_future(reply.gate)
+        text, output = "", self._output(call, [], "", "")
+        for token_ids in self._prefixes(call, reply):
+            await asyncio.sleep(reply.token_delay_s)
+            decoded = self.decode(token_ids, skip_special_tokens=call.sampling.skip_special_tokens)
+            cut = _cut_at_stop(decoded, call.sampling)
+            now = cut.text.rstrip("\ufffd")
+            output = self._output(call, token_ids, now, now[len(text) :])
+            text = now
+            end = _end_of(token_ids, call.sampling, cut)
+            if end is not None:
+                yield dataclasses.replace(output, finish_reason=end.reason, stop_reason=end.by)
+                return
+            yield output
+        if reply.error is not None:
+            raise reply.error
+        yield dataclasses.replace(output, text_delta="", finish_reason="stop")
+
+    def _prefixes(self, call: Call, reply: Reply) -> Iterator[list[int]]:
+        token_ids = self._tokenizer.encode(reply.text)
+        if reply.error is None and not call.sampling.ignore_eos:
+            token_ids.append(EOS_TOKEN_ID)
+        for length in range(1, len(token_ids) + 1):
+            yield token_ids[:length]
+
+    def _output(self, call: Call, token_ids: list[int], text: str, delta: str) -> RequestOutput:
+        num_prompt = len(call.token_ids)
+        logical_len = num_prompt + len(token_ids)
+        return RequestOutput(
+            request_id=f"call-{id(call)}",
+            prompt_token_ids=call.token_ids,
+            sample_index=call.sample_index,
+            text=text,
+            text_delta=delta,
+            token_ids=token_ids,
+            usage=Usage(prompt_tokens=num_prompt, completion_tokens=len(token_ids)),
+            kv=KVUsage(logical_len=logical_len, resident_len=logical_len),
+            prompt_logprobs=self._prompt_logprobs(call),
+        )
+
+    def _prompt_logprobs(self, call: Call) -> list[LogprobEntry | None] | None:
+        if call.sampling.prompt_logprobs is None:
+            return None
+        entries: list[LogprobEntry | None] = [None]
+        for position in range(1, len(call.token_ids)):
+            context = self.decode(call.token_ids[:position], skip_special_tokens=False)
+            token = self.decode(call.token_ids[position : position + 1], skip_special_tokens=False)
+            logprob = self._token_logprob(context, token)
+            entries.append(LogprobEntry(call.token_ids[position], logprob, 1, []))
+        return entries
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    text: str
+    stop: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _End:
+    reason: str
+    by: str | int | None = None
+
+
+def _cut_at_stop(text: str, sampling: SamplingParams) -> _Cut:
+    found = [(text.index(stop), stop) for stop in sampling.stop_strings if stop in text]
+    if not found:
+        return _Cut(text, None)
+    position, stop = min(found)
+    return _Cut(text[:position], stop)
+
+
+def _end_of(token_ids: list[int], sampling: SamplingParams, cut: _Cut) -> _End | None:
+    """Why the output ends after these tokens, if it does."""
+    if cut.stop is not None:
+        return _End("stop", cut.stop)
+    if token_ids[-1] in {EOS_TOKEN_ID, *sampling.stop_token_ids}:
+        return _End("stop", token_ids[-1])
+    return _End("length") if len(token_ids) >= sampling.max_tokens else None
+
+
+def _matching(script: Mapping[Any, Any], prompt: str) -> Any:
+    for key, reply in script.items():
+        fits = key.search(prompt) if isinstance(key, re.Pattern) else prompt.endswith(key)
+        if fits:
+            return reply
+    raise AssertionError(f"the script has no reply for a prompt that ends {prompt[-80:]!r}")
+
+
+def render_chatml(messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+    """ChatML with a default system message, as many small instruct models have it."""
+    if messages and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": DEFAULT_SYSTEM}, *messages]
+    text = "".join(f"{BEGIN}{m['role']}\n{m['content']}{END}\n" for m in messages)
+    return text + (f"{BEGIN}assistant\n" if add_generation_prompt else "")
