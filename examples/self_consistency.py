@@ -1,4 +1,4 @@
-"""Self-consistency: ask one question, think about it several times at once, and let the answers vote.
+"""Self-consistency: ask one question, think about it several times, let the answers vote.
 
 All chains share the prompt's KV cache; what each one adds is compacted as it grows, so that a chain
 holds at most `budget` + `interval` slots beyond the prompt, however long it thinks.
@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -19,27 +20,42 @@ from rich.table import Table
 import zipage_lang as zipage
 from zipage_lang.frontend.outputs import RequestOutput
 
-TASK = "Solve the problem step by step. End with the words: The answer is <number>."
-WORKED_QUESTION = (
-    "A baker makes 12 rolls in the morning and 8 rolls in the afternoon. She sells 15 rolls. "
-    "How many rolls are left?"
-)
-WORKED_ANSWER = (
-    "First, count the rolls that the baker makes. In the morning she makes 12 rolls and in the "
-    "afternoon she makes 8 rolls. That is 12 + 8 = 20 rolls in all. Next, take away the rolls that "
-    "she sells. She sells 15 rolls, so 20 - 15 = 5 rolls are left. The answer is 5."
+TASK = "Add the numbers one by one."
+WORKED = (
+    (
+        "Mia saves some coins: 5 on Monday, 2 on Tuesday, 4 on Wednesday, 3 on Thursday and 1 on "
+        "Friday. How many coins in all?",
+        "Start with Monday: 5 coins. Add 2 for Tuesday: 5 + 2 = 7 coins. Add 4 for Wednesday: "
+        "7 + 4 = 11 coins. Add 3 for Thursday: 11 + 3 = 14 coins. Add 1 for Friday: "
+        "14 + 1 = 15 coins. The answer is 15.",
+    ),
+    (
+        "Tom finds some shells: 1 on Monday, 6 on Tuesday, 2 on Wednesday, 2 on Thursday and 5 on "
+        "Friday. How many shells in all?",
+        "Start with Monday: 1 shells. Add 6 for Tuesday: 1 + 6 = 7 shells. Add 2 for Wednesday: "
+        "7 + 2 = 9 shells. Add 2 for Thursday: 9 + 2 = 11 shells. Add 5 for Friday: "
+        "11 + 5 = 16 shells. The answer is 16.",
+    ),
+    (
+        "Eva plants some trees: 2 on Monday, 3 on Tuesday, 1 on Wednesday, 4 on Thursday and 2 on "
+        "Friday. How many trees in all?",
+        "Start with Monday: 2 trees. Add 3 for Tuesday: 2 + 3 = 5 trees. Add 1 for Wednesday: "
+        "5 + 1 = 6 trees. Add 4 for Thursday: 6 + 4 = 10 trees. Add 2 for Friday: "
+        "10 + 2 = 12 trees. The answer is 12.",
+    ),
 )
 QUESTION = (
-    "Anna picks 8 apples in the morning and 6 apples in the afternoon. She gives 5 apples to Ben. "
-    "How many apples are left?"
+    "Ben reads some pages: 3 on Monday, 2 on Tuesday, 1 on Wednesday, 2 on Thursday and 2 on "
+    "Friday. How many pages in all?"
 )
-RIGHT_ANSWER = "9"
+RIGHT_ANSWER = "10"
 
 
 @zipage.function
 def self_consistency(s, question: str, samples: int, watch: Callable[[int], None]):
     s += zipage.system(TASK)
-    s += zipage.user(WORKED_QUESTION) + zipage.assistant(WORKED_ANSWER)
+    for worked_question, reasoning in WORKED:
+        s += zipage.user(worked_question) + zipage.assistant(reasoning)
     s += zipage.user(question)
     chains = s.fork(samples)
     chains += zipage.assistant(zipage.gen("chain"))
@@ -62,26 +78,24 @@ def progress_bar(console: Console) -> Progress:
 
 def table_of(outputs: Sequence[RequestOutput], votes: Counter[str], seconds: float) -> Table:
     """One row for each chain, and the sums. KV slots are counted per layer and KV head."""
-    table = Table(title="Chains of thought")
-    table.add_column("chain", justify="right")
-    table.add_column("answer", justify="right", style="bold")
-    for name in ("votes", "tokens", "prefix reused", "compactions"):
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("chain", "answer", "votes", "tokens", "prefix\nreused", "compac-\ntions"):
         table.add_column(name, justify="right")
-    for name in ("KV kept", "KV dropped", "resident / logical", "tokens/s"):
+    for name in ("KV\nkept", "KV\ndropped", "resident\n/logical", "tokens\n/s"):
         table.add_column(name, justify="right")
     for number, output in enumerate(outputs):
         answer = answer_in(output.text)
-        table.add_row(str(number), answer, str(votes[answer]), *costs([output]), "")
-    total = sum(output.usage.completion_tokens for output in outputs)
-    winner, num_votes = votes.most_common(1)[0]
+        table.add_row(str(number), answer, str(votes[answer]), *costs([output]))
     table.add_section()
-    speed = f"{total / seconds:.1f}"
-    table.add_row("all", winner, f"{num_votes} of {len(outputs)}", *costs(outputs), speed)
+    winner, num_votes = votes.most_common(1)[0]
+    total = sum(output.usage.completion_tokens for output in outputs)
+    share = f"{num_votes} of {len(outputs)}"
+    table.add_row("all", winner, share, *costs(outputs), f"{total / seconds:.1f}")
     return table
 
 
 def costs(outputs: Sequence[RequestOutput]) -> list[str]:
-    """Tokens, prefix tokens reused, compactions, tail slots kept and dropped, resident / logical."""
+    """Tokens, prefix tokens reused, compactions, tail slots kept, dropped, resident/logical."""
     resident = sum(output.kv.resident_len for output in outputs)
     logical = sum(output.kv.logical_len for output in outputs)
     return [
@@ -90,7 +104,7 @@ def costs(outputs: Sequence[RequestOutput]) -> list[str]:
         str(sum(output.kv.compactions for output in outputs)),
         str(resident - sum(output.kv.protected_len for output in outputs)),
         str(sum(output.kv.dropped for output in outputs)),
-        f"{resident} / {logical}",
+        f"{resident}/{logical}",
     ]
 
 
@@ -133,7 +147,7 @@ def report(options: argparse.Namespace, engine: zipage.Engine, console: Console)
             backend=engine,
             seed=options.seed,
             max_tokens=options.max_tokens,
-            temperature=0.7,
+            temperature=0.5,
             top_p=0.95,
         )
         seconds = time.perf_counter() - start

@@ -6,19 +6,14 @@ Knows nothing of text, tokenizers or how the engine decides.
 import asyncio
 import functools
 import logging
-import shutil
 import sys
-import tempfile
 import uuid
-import weakref
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from zipage_lang.frontend.child_process import ChildProcess
+from zipage_lang.frontend.engine_sockets import EngineSockets
 from zipage_lang.frontend.errors import (
     EngineClosedError,
     EngineDiedError,
@@ -28,7 +23,6 @@ from zipage_lang.frontend.errors import (
 from zipage_lang.frontend.token_stream import TokenStream
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.messages import (
-    MAX_MESSAGE_BYTES,
     Abort,
     AddRequest,
     Failed,
@@ -45,8 +39,6 @@ from zipage_lang.runtime.messages import (
     ToClient,
     ToEngine,
     TokenOutput,
-    decode_for_client,
-    encode,
 )
 
 # -P: the caller's folder must not shadow installed packages in the engine.
@@ -54,7 +46,6 @@ ENGINE_COMMAND = (sys.executable, "-P", "-m", "zipage_lang.runtime.engine_proces
 START_TIMEOUT_S = 900.0
 SHUTDOWN_GRACE_S = 3.0
 DRAIN_S = 0.05  # what the engine sent just before its end may still be on its way
-MAX_IPC_PATH_LEN = 100  # a Unix socket's path holds about 107 bytes
 
 logger = logging.getLogger(__name__)
 Stats = dict[str, int | float | str]
@@ -80,13 +71,7 @@ class EngineClient:
         self._child: ChildProcess | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
-        self._socket_dir = _make_socket_dir()
-        self._remove_socket_dir = weakref.finalize(
-            self, shutil.rmtree, self._socket_dir, ignore_errors=True
-        )
-        self._context = zmq.asyncio.Context()
-        self._sender = self._bind(zmq.PUSH, "to_engine")
-        self._receiver = self._bind(zmq.PULL, "to_client")
+        self._sockets = EngineSockets()
 
     @classmethod
     async def start(
@@ -184,21 +169,14 @@ class EngineClient:
         """Queue a message; ZMQ keeps the order. Raises where it can't ever arrive."""
         if self._failure is not None:
             raise _copy(self._failure)
-        data = encode(message)
-        if len(data) > MAX_MESSAGE_BYTES:
-            raise ValueError(
-                f"a message of {len(data)} bytes is over the limit of {MAX_MESSAGE_BYTES}; "
-                "shorten the request"
-            )
-        self._sender.send(data)
+        self._sockets.send(message)
 
     # -- receiving -------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
         while True:
-            data = await self._receiver.recv()
             try:
-                message = decode_for_client(data)
+                message = await self._sockets.receive()
             except MessageError as error:
                 self._drop(str(error))
             else:
@@ -238,14 +216,8 @@ class EngineClient:
 
     # -- the process's life ----------------------------------------------------------------------
 
-    def _bind(self, kind: int, name: str) -> zmq.asyncio.Socket:
-        socket = self._context.socket(kind)
-        socket.set_hwm(0)  # bounded by the requests there are; never drop or block
-        socket.bind(f"ipc://{self._socket_dir / name}")
-        return socket
-
     def _spawn(self, config: EngineConfig) -> None:
-        arguments = [str(self._socket_dir), msgspec.json.encode(config).decode()]
+        arguments = [str(self._sockets.folder), msgspec.json.encode(config).decode()]
         loop = asyncio.get_running_loop()
         on_exit = functools.partial(_set_from_thread, loop, self._exited)
         try:
@@ -290,8 +262,7 @@ class EngineClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._context.destroy(linger=0)
-        self._remove_socket_dir()
+        self._sockets.close()
 
     async def _end_child(self, child: ChildProcess, grace_s: float) -> None:
         try:
@@ -299,15 +270,6 @@ class EngineClient:
         except TimeoutError:
             child.kill()
             await self._exited.wait()
-
-
-def _make_socket_dir() -> Path:
-    """A private folder (mode 0700) whose path is short enough for a Unix socket."""
-    folder = tempfile.mkdtemp(prefix="zipage-")
-    if len(folder) + len("/to_engine") > MAX_IPC_PATH_LEN:
-        shutil.rmtree(folder)
-        folder = tempfile.mkdtemp(prefix="zipage-", dir="/tmp")
-    return Path(folder)
 
 
 def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

@@ -211,8 +211,11 @@ class PrefixCache:
             return
         locked = self._locked(table)
         assert not isinstance(locked, AtomicNode), "only compacted tables lock atomic nodes"
-        walk = self._tree.walk(locked, token_ids, num_full)
         start = table.num_prefix_blocks
+        next_block = self._tree.walk(locked, token_ids, start + 1).block_ids
+        if next_block and next_block[0] != table.block_ids[start]:
+            return  # a copy computed by another: asked at every step, so no longer walk for it
+        walk = self._tree.walk(locked, token_ids, num_full)
         depth = start + _num_equal(walk.block_ids, table.block_ids[start:])
         node = self._tree.node_ending_at(walk.node, depth)
         if depth == walk.depth < num_full:
@@ -230,8 +233,8 @@ class PrefixCache:
     ) -> CompactionBlocks | None:
         """Find blocks that a compaction may write: slots [protected_len, protected_len + num_keep).
 
-        A block there that others hold is taken over when only unlocked nodes hold it (they are
-        evicted), else it gets a new block and a copy. None when blocks are short; then nothing has
+        A block there that other tables hold gets a new block and a copy; one that else only nodes
+        hold is taken over (they are evicted). None when blocks are short; then nothing has
         changed but takeovers. Until finish or cancel the table must stay as it is.
         """
         self._assert_idle(table)
@@ -437,11 +440,11 @@ class PrefixCache:
         """True when the table that asks is alone with the block, if need be after a takeover."""
         if self._pool.num_table_holds(block_id) > 1:
             return False
-        if self._pool.num_node_holds(block_id) == 0:
-            return True
-        taken = self._tree.detach_block(block_id)
-        self._num_taken_over_blocks += taken
-        return taken
+        if self._pool.num_node_holds(block_id) > 0:
+            # Who locks a node holds its blocks too, so here nothing is locked any more.
+            self._tree.detach_block(block_id)
+            self._num_taken_over_blocks += 1
+        return True
 
     def _move_lock(self, table: BlockTable, node: PlainNode, num_prefix_blocks: int) -> None:
         before = self._locked(table)

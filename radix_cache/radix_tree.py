@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from sortedcontainers import SortedKeyList
+
 from zipage_lang.radix_cache.block_pool import BlockPool
 
 
@@ -260,15 +261,12 @@ class RadixTree:
         self._remove(self._leaves[0])
         return True
 
-    def detach_block(self, block_id: int) -> bool:
-        """Evict all that holds this block, and what hangs below. False, no change, when locked."""
-        if any(node.lock_count for node in self._holders.get(block_id, [])):
-            return False
+    def detach_block(self, block_id: int) -> None:
+        """Evict all that holds this block, and what hangs below; none of it may be locked."""
         for node in list(self._holders.get(block_id, [])):
             if isinstance(node, PlainNode) and node.block_ids[0] != block_id:
                 self._split(node, node.block_ids.index(block_id))
             self._remove_below(node)
-        return True
 
     def nodes(self) -> Iterator[Node]:
         """Every node, parents before what hangs below them."""

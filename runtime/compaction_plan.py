@@ -105,7 +105,7 @@ class CompactionPlanner:
             logical_len=request.logical_len,
             query_slot=request.query_slot,
             num_queries=self._state.slots.num_queries(request),
-            seed=request.seed,
+            seed=(request.seed + request.logical_len) % 2**63,  # a fresh draw each time
             block_ids_before=tuple(blocks.block_ids_before),
             block_ids=tuple(blocks.block_ids),
             block_copies=tuple(BlockCopy(src, dst) for src, dst in blocks.copies),

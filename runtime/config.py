@@ -4,6 +4,7 @@ Knows nothing of tensors or of what the machine decides (how many blocks fit is 
 """
 
 import dataclasses
+from math import isfinite
 from typing import Any, Literal
 
 from zipage_lang.runtime.kv_params import KVParams, KVSettings, Mode, Protect, Reuse, check_kv_field
@@ -14,12 +15,34 @@ BackendName = Literal["auto", "cpu", "cuda"]
 Order = Literal["fcfs", "lpm"]
 
 
+_KINDS = {
+    "int": ("a whole number", lambda value: isinstance(value, int)),
+    "float": ("a finite number", lambda value: isinstance(value, (int, float)) and isfinite(value)),
+    "bool": ("True or False", lambda value: isinstance(value, bool)),
+    "str": ("a string", lambda value: isinstance(value, str)),
+}
+
+
+def _check_kinds(settings: Any) -> None:
+    """Raise ValueError for a value that is not of its field's kind."""
+    for field in dataclasses.fields(settings):
+        name = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+        kind, _, optional = name.partition(" | ")
+        value = getattr(settings, field.name)
+        if kind not in _KINDS or (optional and value is None):
+            continue
+        wanted, is_right = _KINDS[kind]
+        is_stray_bool = isinstance(value, bool) and kind != "bool"
+        if is_stray_bool or not is_right(value):
+            raise ValueError(f"{field.name}={value!r} must be {wanted}")
+
+
 def _at_least(name: str, value: float, low: float) -> None:
     if value < low:
         raise ValueError(f"{name}={value} must be at least {low}")
 
 
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}")
 
@@ -36,6 +59,7 @@ class ModelConfig:
     num_threads: int | None = None  # CPU threads of the engine process; None: torch's choice
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         _one_of("dtype", self.dtype, ("float32", "bfloat16"))
         _one_of("backend", self.backend, ("auto", "cpu", "cuda"))
         if self.max_model_len is not None:
@@ -56,6 +80,7 @@ class CacheConfig:
     prefix_caching: bool = True  # keep prefixes in the radix tree after their request ends
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         _at_least("block_size", self.block_size, 1)
         if self.num_blocks is not None:
             _at_least("num_blocks", self.num_blocks, 1)
@@ -77,6 +102,7 @@ class SchedulerConfig:
     max_waiting: int = 100_000  # requests queued before new ones are refused
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         _one_of("order", self.order, ("fcfs", "lpm"))
         for name in ("max_running", "max_step_tokens", "max_skips", "max_waiting"):
             _at_least(name, getattr(self, name), 1)
@@ -98,6 +124,7 @@ class CompressionConfig:
     num_query_slots: int | None = None  # query rings for scoring; None: one per row
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         check_kv_field("mode", self.kv_mode)
         check_kv_field("budget", self.kv_budget)
         check_kv_field("interval", self.evict_interval)

@@ -19,7 +19,7 @@ from zipage_lang.runtime.kv_cache import KVCache
 from zipage_lang.runtime.policies.policy import Policy, TailView, gather_state
 from zipage_lang.runtime.step_plan import Compaction
 
-_MAX_PASS_SLOTS = 16_384  # rows times longest tail of one pass; bounds scratch memory
+_MAX_PASS_SLOTS = 2_048  # rows times longest tail of one pass; more spills a CPU's caches
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -60,6 +60,9 @@ class SamplingParams:
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
             _whole("seed", self.seed, -(2**63), 2**64 - 1)
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
         self._check_stops()
         _whole("n", self.n, 1, MAX_SAMPLES)
         if self.logprobs is not None:

@@ -17,7 +17,6 @@ from torch import Tensor
 from zipage_lang.kernels.backend import TailQueries
 
 _LOG2_E = math.log2(math.e)
-_NOWHERE = -1  # position that stands for "no slot": older than every real one
 _FLASH_COLUMNS = 256  # keys compared with all others at a time by flash_similarity
 
 
@@ -85,11 +84,10 @@ def flash_similarity(
     """
     unit = _unit_keys(gather_keys(kv_blocks, slots))
     counts = (slots >= 0).sum(-1).clamp(min=1)  # [num_rows]
-    row_positions = _mark_padding(positions, slots)
     total = torch.zeros(positions.shape, dtype=torch.float32, device=unit.device)
     for start in range(0, slots.shape[1], _FLASH_COLUMNS):
         columns = slice(start, start + _FLASH_COLUMNS)
-        total += _row_sums(unit, row_positions, columns, threshold)
+        total += _row_sums(unit, positions, columns, threshold)
     return total / counts[:, None, None]
 
 
@@ -206,34 +204,34 @@ def _lightning_of_keys(
     keys: Tensor, slots: Tensor, positions: Tensor, chunk: int, threshold: float
 ) -> Tensor:
     unit = _unit_keys(keys)
-    row_positions = _mark_padding(positions, slots)
     means = []
     for start in range(0, slots.shape[1], chunk):
         own = slice(start, start + chunk)
         counts = (slots[:, own] >= 0).sum(-1).clamp(min=1)  # [num_rows]
-        sums = _row_sums(unit[:, :, own], row_positions[:, :, own], slice(None), threshold)
+        sums = _row_sums(unit[:, :, own], positions[:, :, own], slice(0, None), threshold)
         means.append(sums / counts[:, None, None])
     return torch.cat(means, dim=-1)  # [num_rows, num_kv_heads, max_tail]
 
 
 def _row_sums(unit: Tensor, positions: Tensor, columns: slice, threshold: float) -> Tensor:
-    """Sum over `columns` of each key's cosines, less itself and what newest duplicates drop."""
-    cosine = unit @ unit[:, :, columns].transpose(2, 3)  # [num_rows, heads, num_keys, num_columns]
-    row_position, column_position = positions[..., None], positions[:, :, None, columns]
-    itself = row_position == column_position
-    similar = (cosine > threshold) & ~itself
-    similar_position = torch.where(similar, row_position, _NOWHERE)
-    newest = similar_position.amax(dim=2, keepdim=True)  # [num_rows, heads, 1, num_columns]
-    dropped = itself | (similar & (similar_position == newest))
-    return cosine.masked_fill(dropped, 0.0).sum(dim=-1)  # [num_rows, num_kv_heads, num_keys]
+    """Sum over `columns` of each key's cosines, less itself and what newest duplicates drop.
+
+    The matrix lies transposed, so that the search for the newest runs along contiguous memory.
+    """
+    assert threshold >= 0, f"threshold {threshold} would call the zeroed diagonal similar"
+    cosine = unit[:, :, columns] @ unit.transpose(2, 3)  # [rows, heads, num_columns, num_keys]
+    cosine.diagonal(offset=columns.start, dim1=2, dim2=3).zero_()
+    order = positions.argsort(dim=-1)  # [num_rows, num_kv_heads, num_keys], oldest first
+    age_rank = order.argsort(dim=-1).int() + 1  # 0 stands for "none is similar"
+    similar_rank = torch.where(cosine > threshold, age_rank[:, :, None], 0)
+    newest_rank = similar_rank.amax(dim=-1).long()  # [num_rows, num_kv_heads, num_columns]
+    newest = order.gather(-1, (newest_rank - 1).clamp(min=0))[..., None]
+    kept = cosine.gather(-1, newest).masked_fill(newest_rank[..., None] > 0, 0.0)
+    return cosine.scatter_(-1, newest, kept).sum(dim=2)  # [num_rows, num_kv_heads, num_keys]
 
 
 def _unit_keys(keys: Tensor) -> Tensor:
     return F.normalize(keys, dim=-1)  # padding stays zero, so its cosines are zero
-
-
-def _mark_padding(positions: Tensor, slots: Tensor) -> Tensor:
-    return positions.masked_fill((slots < 0)[:, None], _NOWHERE)
 
 
 def _in_tail(score: Tensor, lens: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from zipage_lang.runtime.kv_cache import KVCache
 class Linear:
     """x @ weight + bias.
 
-    Stored input-major: for a few tokens the CPU multiplies that way about twice as fast as with the
-    output-major layout of weight files, and as fast for many.
+    Stored input-major: with weights that come from memory the CPU multiplies one token or many some
+    15 to 20% faster that way than with the output-major layout of weight files, 8 or 16 as fast.
     """
 
     weight: Tensor  # [in_size, out_size], contiguous

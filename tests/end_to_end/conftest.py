@@ -15,6 +15,7 @@ from zipage_lang.runtime.messages import AddRequest, TokenOutput
 from zipage_lang.runtime.model_store import resolve_model
 from zipage_lang.runtime.sampling_params import SamplingParams
 
+POOL_TOKENS = 9600  # small, so that checking every invariant after every step stays cheap
 Outputs = dict[tuple[str, int], list[TokenOutput]]
 
 
@@ -26,7 +27,8 @@ class Driver:
     """An engine in this process, stepped by hand, its invariants checked after every step."""
 
     def __init__(self, model: Path | str, **options: Any) -> None:
-        options = {"kv_cache_memory": 0.25, "swap_space": 0.1, "num_threads": 2, **options}
+        options = {"swap_space": 0.05, "num_threads": 1, **options}
+        options.setdefault("num_blocks", POOL_TOKENS // options.get("block_size", 16))
         self.engine = Engine(EngineConfig.from_options(model=str(model), **options))
         self.outputs: Outputs = {}
 

@@ -269,6 +269,21 @@ def test_close_ends_process_and_folder_and_may_be_repeated(command, tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_long_temporary_path_does_not_break_the_sockets(command, tmp_path, monkeypatch):
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+
+    async def work():
+        client = await EngineClient.start(EngineConfig(), command=command)
+        tokens = await tokens_of(client.add(request([5])))
+        await client.close()
+        return tokens
+
+    assert asyncio.run(work()) == [5, 0]
+    assert list(deep.iterdir()) == []
+
+
 def test_a_closed_client_fails_what_waits_and_what_comes(with_client, script):
     async def use(client):
         waiting = asyncio.ensure_future(tokens_of(client.add(request([script.STALL]))))
@@ -301,7 +316,7 @@ from zipage_lang.runtime.config import EngineConfig
 
 async def work():
     client = await EngineClient.start(EngineConfig(), command=sys.argv[1:])
-    print(client.pid, client._socket_dir, flush=True)
+    print(client.pid, client._sockets.folder, flush=True)
     return client
 
 client = asyncio.run(work())

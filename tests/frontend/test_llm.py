@@ -8,7 +8,12 @@ import time
 
 import pytest
 
-from zipage_lang.frontend.errors import EngineClosedError, EngineStartError, RequestError
+from zipage_lang.frontend.errors import (
+    EngineClosedError,
+    EngineDiedError,
+    EngineStartError,
+    RequestError,
+)
 from zipage_lang.frontend.llm import Engine
 from zipage_lang.runtime.sampling_params import SamplingParams
 
@@ -185,6 +190,18 @@ def test_a_closed_engine_says_so_whatever_is_called(command):
     ):
         with pytest.raises(EngineClosedError, match="the engine is closed; start a new one"):
             call()
+
+
+def test_a_killed_engine_fails_generate_and_stream_and_can_still_be_closed(command, script):
+    with Engine(engine_command=command) as engine:
+        outputs = engine.stream([script.SLOW, 5], LONG)
+        next(outputs)
+        with pytest.raises(EngineDiedError, match="SIGKILL"):
+            engine.generate([[script.SLOW, 5], [script.KILL, 5]], LONG)
+        with pytest.raises(EngineDiedError, match="SIGKILL"):
+            list(outputs)
+        with pytest.raises(EngineDiedError, match="SIGKILL"):
+            engine.stats()
 
 
 SCRIPT = """

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from zipage_lang.kernels.backend import TailQueries
+from zipage_lang.kernels.backend import AttentionBatch, TailQueries, choose_backend
 from zipage_lang.kernels.reference import scores
 
 NUM_ROWS, NUM_KV_HEADS, HEAD_DIM = 2, 2, 8
@@ -140,6 +140,27 @@ def test_attention_mass_of_a_query_over_all_it_saw_is_one():
             tail.queries.ring_lse[entry, head] = logits.logsumexp(0) / math.log(2)
     mass = scores.attention_mass(*tail.args, tail.queries, 0.5)
     torch.testing.assert_close(mass.sum(-1), torch.ones(NUM_ROWS, NUM_KV_HEADS))
+
+
+def test_attention_mass_reads_the_log_sum_exp_that_attention_writes():
+    backend, num_keys, scale = choose_backend("cpu"), 21, HEAD_DIM**-0.5
+    kv = torch.randn(9, 2, 4, NUM_KV_HEADS, HEAD_DIM)
+    table = torch.tensor([[7, 2, 5, 1, 8, 3]])
+    q = torch.randn(1, NUM_KV_HEADS, HEAD_DIM)  # the newest token, one query head per KV head
+    batch = AttentionBatch(
+        torch.tensor([0, 1], dtype=torch.int32),
+        torch.tensor([num_keys], dtype=torch.int32),
+        table.int(),
+    )
+    plan = backend.plan_attention(batch, NUM_KV_HEADS, NUM_KV_HEADS, HEAD_DIM, 4)
+    out, lse = backend.attention(q, kv, plan, scale, True)
+    index = torch.arange(num_keys)
+    slots = table[:, index // 4] * 4 + index % 4  # [1, num_keys]
+    positions = index.int().expand(1, NUM_KV_HEADS, num_keys)
+    queries = TailQueries(q, lse, torch.tensor([[0]]), torch.tensor([[num_keys - 1]]))
+    mass = scores.attention_mass(kv, slots, positions, queries, scale)
+    weighted = mass[..., None] * scores.gather_values(kv, slots)
+    torch.testing.assert_close(weighted.sum(2), out)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 40])

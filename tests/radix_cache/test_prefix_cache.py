@@ -24,6 +24,15 @@ def test_at_least_one_token_is_left_to_compute(cache, prefill):
     assert cache.match([1, 2, 3], namespace="", signature=None).block_ids == (1,)
 
 
+def test_plain_match_can_be_held_shorter(cache, prefill):
+    table = prefill([1, 2, 3, 4, 5, 6])
+    match = cache.match([1, 2, 3, 4, 5, 6, 7], namespace="", signature=None, max_plain_len=5)
+    assert (match.block_ids, match.num_tokens) == ((1, 2), 4)
+    held_back = cache.open(match)
+    assert held_back.num_prefix_blocks == 2
+    cache.check_invariants([table, held_back])
+
+
 def test_match_takes_nothing_and_counts_nothing(cache, prefill):
     table = prefill([1, 2, 3, 4])
     cache.match([1, 2, 3, 4, 5], namespace="", signature="sig")
@@ -297,6 +306,21 @@ def test_last_branch_of_a_compacted_state_takes_its_blocks_over(
     cache.finish_compaction(second, blocks, resident_len=4)
     assert not cache.match([*tokens, 9], namespace="", signature="sig").is_compacted
     cache.check_invariants([first, second])
+
+
+def test_takeover_evicts_every_compacted_state_with_the_block(cache, prefill, open_table, compact):
+    tokens = [1, 2, 3, 4, 5, 6]
+    table = prefill(tokens)
+    compact(table, 2, 2)
+    cache.close(table, tokens, signature="sig", stateful_len=2)
+    turn = open_table([*tokens, 7])
+    cache.append(turn, 1)
+    cache.close(turn, [*tokens, 7], signature="sig", stateful_len=2)
+    last = open_table([*tokens, 7, 8])
+    assert (last.block_ids, cache.stats()["num_atomic_nodes"]) == ([1, 2, 3], 2)
+    assert cache.plan_compaction(last, 2, 2).copies == ()
+    assert cache.stats()["num_atomic_nodes"] == 0
+    cache.check_invariants([last])
 
 
 def test_writing_behind_a_compacted_state_unlocks_it(cache, prefill, open_table, compact):

@@ -170,14 +170,25 @@ class CacheMachine(RuleBasedStateMachine):
         self.branches.remove(branch)
 
     @precondition(lambda self: self.idle())
-    @rule(pick=PICKS, num_tokens=st.integers(0, 4), come_again=st.booleans())
-    def truncate(self, pick: int, num_tokens: int, come_again: bool) -> None:
+    @rule(pick=PICKS, num_tokens=st.integers(0, 4))
+    def truncate(self, pick: int, num_tokens: int) -> None:
+        self.take_off(self.pick(pick), num_tokens)
+
+    @precondition(lambda self: self.idle())
+    @rule(pick=PICKS, num_tokens=st.integers(1, 4))
+    def go_another_way(self, pick: int, num_tokens: int) -> None:
         branch = self.pick(pick)
+        self.cache.commit(branch.table, branch.tokens, len(branch.tokens))
+        self.take_off(branch, num_tokens)
+        branch.todo = [1 - token for token in branch.todo]
+        self.compute(branch, branch.todo[:num_tokens])
+
+    def take_off(self, branch: Branch, num_tokens: int) -> None:
         lowest = branch.table.compacted_len if branch.table.is_compacted else 0
         num_tokens = min(num_tokens, len(branch.slots) - lowest)
         self.cache.truncate(branch.table, num_tokens)
         if num_tokens:
-            branch.todo = branch.tokens[-num_tokens:] + branch.todo if come_again else []
+            branch.todo = branch.tokens[-num_tokens:] + branch.todo
             del branch.tokens[-num_tokens:], branch.slots[-num_tokens:]
 
     @precondition(lambda self: self.idle())

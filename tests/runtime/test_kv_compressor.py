@@ -73,9 +73,9 @@ def slow_row_means(tail, threshold):
         for i in range(size):
             if i != j and abs(cosine[i][j] - threshold) < MARGIN:
                 raise TooClose
-            if i != j and cosine[i][j] > threshold:
-                if newest is None or tail[i].position > tail[newest].position:
-                    newest = i
+            is_newer = newest is None or tail[i].position > tail[newest].position
+            if i != j and cosine[i][j] > threshold and is_newer:
+                newest = i
         if newest is not None:
             cosine[newest][j] = 0.0
     return [sum(row) / size for row in cosine]
@@ -515,7 +515,13 @@ def test_budget_below_the_window_keeps_the_newest_tokens():
 def test_keeping_every_slot_moves_nothing():
     world, compressor, request = start(4, Zipage(), 30, window=16)
     before = world.cache.kv.clone()
-    compressor.run((dataclasses.replace(plan(world, request, 30, 16)),))
+    compressor.run(
+        (
+            dataclasses.replace(
+                plan(world, request, 30, 16), block_copies=(), block_ids=request.table
+            ),
+        )
+    )
     assert torch.equal(
         world.cache.kv[:, list(request.table)].nan_to_num(),
         before[:, list(request.table)].nan_to_num(),
