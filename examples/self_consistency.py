@@ -81,7 +81,7 @@ def table_of(outputs: Sequence[RequestOutput], votes: Counter[str], seconds: flo
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in ("chain", "answer", "votes", "tokens", "prefix\nreused", "compac-\ntions"):
         table.add_column(name, justify="right")
-    for name in ("KV\nkept", "KV\ndropped", "resident\n/logical", "tokens\n/s"):
+    for name in ("KV\nkept", "KV\ndrop", "resident\n/logical", "tok/s"):
         table.add_column(name, justify="right")
     for number, output in enumerate(outputs):
         answer = answer_in(output.text)

@@ -65,6 +65,8 @@ def merge_kv(*layers: KVParams | None) -> KVParams:
     """Field by field the last layer that says something."""
     merged: dict[str, Any] = {}
     for layer in layers:
+        if layer is not None and not isinstance(layer, KVParams):
+            raise ValueError(f"kv={layer!r} must be a zipage.KV(...)")
         for field in dataclasses.fields(layer) if layer is not None else ():
             value = getattr(layer, field.name)
             if value is not None:

@@ -30,15 +30,25 @@ class BranchDelta:
     num_tokens: int
 
 
+MAX_MERGED_LEN = 1024  # characters; bounds what merging copies for each token
+
+
 class DeltaLog:
-    """All deltas of one state, kept so that a late reader sees them too. Used on the loop only."""
+    """All that one state generated, kept so that a late reader sees it too. Used on the loop only.
+
+    A reader gets each delta as it comes; what came before him is merged into larger ones, since
+    an object for each token of thousands of branches would take more room than their text.
+    """
 
     def __init__(self) -> None:
         self._deltas: list[Delta] = []
         self._readers: list[Callable[[Delta], None]] = []
 
     def publish(self, delta: Delta) -> None:
-        self._deltas.append(delta)
+        if self._deltas and _may_merge(self._deltas[-1], delta):
+            self._deltas[-1] = _merged(self._deltas[-1], delta)
+        else:
+            self._deltas.append(delta)
         for reader in self._readers:
             reader(delta)
 
@@ -50,6 +60,17 @@ class DeltaLog:
 
     def unsubscribe(self, reader: Callable[[Delta], None]) -> None:
         self._readers.remove(reader)
+
+
+def _may_merge(last: Delta, new: Delta) -> bool:
+    same_call = (last.call_index, last.sample_index) == (new.call_index, new.sample_index)
+    return same_call and len(last.text) < MAX_MERGED_LEN
+
+
+def _merged(last: Delta, new: Delta) -> Delta:
+    return dataclasses.replace(
+        last, text=last.text + new.text, num_tokens=last.num_tokens + new.num_tokens
+    )
 
 
 Reader = Callable[[Delta], None]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.engine import Engine
@@ -79,6 +80,18 @@ def driver() -> Callable[..., Driver]:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     return resolve_model("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def smollm2_reference(smollm2: Path) -> Any:
+    """transformers' own reading of the same GGUF file, in float32."""
+    config = transformers.AutoConfig.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
+    model = transformers.LlamaForCausalLM(config).float().eval()
+    loaded = load_gguf_checkpoint(str(smollm2), return_tensors=True, model_to_load=model)
+    missing, unexpected = model.load_state_dict(loaded["tensors"], strict=False)
+    assert set(missing) <= {"lm_head.weight"}, missing  # tied to the embedding
+    assert not unexpected, unexpected
+    return model
 
 
 def pad_left(prompts: list[list[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -53,11 +53,8 @@ def prompts(tokenizer):
 
 
 @pytest.fixture(scope="module")
-def expected(smollm2, tokenizer, prompts, reference):
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        smollm2.parent, gguf_file=smollm2.name, dtype="float32"
-    ).eval()
-    return reference(model, prompts, MAX_TOKENS, [tokenizer.eos_token_id])
+def expected(smollm2_reference, tokenizer, prompts, reference):
+    return reference(smollm2_reference, prompts, MAX_TOKENS, [tokenizer.eos_token_id])
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())

@@ -41,6 +41,21 @@ def test_laws_hold_over_random_loads(batch):
     play_seeds(range(batch * LOADS_PER_BATCH, (batch + 1) * LOADS_PER_BATCH))
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        2138,  # eviction left a request alone with its last block in the midst of an append
+        2240,  # alone in adaptive mode, resumed too near the pool's size to gather queries
+        2377,  # displaced and admitted again in one step
+        3365,  # samples branched off a state that fills the pool
+        30157,  # a sample was admitted in the very step that computes what it branches from
+        42923,  # a borrower took the oldest request's query slot again and again
+    ],
+)
+def test_loads_that_once_failed(seed):
+    play_seeds([seed])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", range(40))
 def test_laws_hold_over_many_more_random_loads(batch):

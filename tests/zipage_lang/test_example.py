@@ -1,4 +1,5 @@
 import importlib.util
+import io
 from collections import Counter
 from pathlib import Path
 
@@ -39,8 +40,8 @@ def test_the_program_counts_votes_and_reports_tokens_on_the_way(example):
     assert state.ret_value == Counter({"10": 2, "8": 1})
     outputs = state.meta("chain")
     assert sum(seen) == sum(output.usage.completion_tokens for output in outputs)
-    console = Console(width=80, record=True, quiet=True)
+    console = Console(width=80, file=io.StringIO())
     console.print(example.table_of(outputs, state.ret_value, seconds=2.0))
-    table = console.export_text()
+    table = console.file.getvalue()
     assert "2 of 3" in table
     assert f"{sum(seen) / 2.0:.1f}" in table

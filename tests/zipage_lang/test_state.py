@@ -205,6 +205,10 @@ class TestKV:
         program.run(backend=backend, kv=zipage.KV(protected_len=2))
         assert backend.calls[0].kv.protected_len == 2
 
+    def test_what_is_no_kv_is_refused_where_it_is_appended(self):
+        with pytest.raises(ValueError, match=r"zipage\.KV"):
+            run(zipage.gen("a", kv={"budget": 3}))
+
     def test_kv_of_a_fork_does_not_reach_the_parent(self):
         @zipage.function
         def program(s):

@@ -24,8 +24,18 @@ def test_a_streaming_run_returns_before_its_calls_are_done():
     assert "".join(state.text_iter()) == "abcdef"
 
 
-def test_generated_text_comes_in_pieces_without_the_authors_text():
-    assert list(stream(["abc", "de"]).text_iter()) == ["a", "b", "c", "d", "e"]
+def test_a_reader_who_is_there_gets_each_piece_as_it_comes_without_the_authors_text():
+    gate = Future()
+    pieces = stream(["a", Reply("bcd", gate=gate)]).text_iter()
+    assert next(pieces) == "a"
+    gate.set_result(None)  # the reader is there by now
+    assert list(pieces) == ["b", "c", "d"]
+
+
+def test_a_late_reader_gets_the_same_text_in_larger_pieces():
+    state = stream(["abc", "de"])
+    state.sync()
+    assert list(state.text_iter()) == ["abc", "de"]
 
 
 def test_one_name_streams_alone_and_is_waited_for_until_the_body_queues_it():
@@ -59,8 +69,10 @@ def test_an_error_in_mid_stream_is_raised_to_every_reader():
 
 
 def test_what_came_before_an_error_was_delivered():
-    pieces = stream([Reply("abc", error=RuntimeError("cut off")), "x"]).text_iter()
-    assert [next(pieces), next(pieces), next(pieces)] == ["a", "b", "c"]
+    state = stream([Reply("abc", error=RuntimeError("cut off")), "x"])
+    state.sync()
+    pieces = state.text_iter()
+    assert next(pieces) == "abc"
     with pytest.raises(RuntimeError, match="cut off"):
         next(pieces)
 
@@ -95,18 +107,18 @@ def test_of_several_samples_the_first_is_streamed():
 
 
 def test_characters_are_never_cut():
-    assert list(stream(["é€", "x"]).text_iter("a")) == ["é", "€"]
+    assert "".join(stream(["é€", "x"]).text_iter("a")) == "é€"
 
 
 def test_reading_inside_of_the_body_ends_with_what_is_queued():
     @zipage.function
     def program(s):
         s += zipage.gen("a")
-        heard = list(s.text_iter())
+        heard = "".join(s.text_iter())
         s += zipage.gen("b")
         return heard
 
-    assert stream(["ab", "cd"], program).ret_value == ["a", "b"]
+    assert stream(["ab", "cd"], program).ret_value == "ab"
 
 
 def test_an_assigned_value_streams_as_one_piece():
@@ -128,40 +140,49 @@ def test_select_streams_its_choice():
 def test_async_iteration_works_on_a_loop_of_the_readers_own():
     async def read():
         state = stream(["abc", "def"])
-        return [piece async for piece in state.text_async_iter("a")]
+        return "".join([piece async for piece in state.text_async_iter("a")])
 
-    assert asyncio.run(read()) == ["a", "b", "c"]
+    assert asyncio.run(read()) == "abc"
 
 
 def test_leaving_an_iterator_early_leaves_the_run_alone():
     state = stream(["abc", "def"])
     for piece in state.text_iter():
-        assert piece == "a"
+        assert piece.startswith("a")
         break
     assert state.text() == "one: abc two: def"
 
 
-def test_deltas_of_all_branches_come_interleaved_with_their_token_counts():
+def test_deltas_of_all_branches_are_told_apart_and_counted_in_tokens():
     @zipage.function
     def program(s):
         branches = s.fork(3)
-        branches += zipage.gen("v", max_tokens=4)
+        branches += lambda i: f"{i}" + zipage.gen("v", max_tokens=4)
         return list(branches.deltas())
 
-    all_here = Future()
-
-    def reply(call):
-        if len(backend.calls) == 3:
-            all_here.set_result(None)
-        return Reply("abcdef", gate=all_here)
-
-    backend = ScriptedBackend(reply)
+    backend = ScriptedBackend({"0": "abcdef", "1": "uvwxyz", "2": "12"})
     deltas = program.run(backend=backend).ret_value
-    assert sum(delta.num_tokens for delta in deltas) == 12
+    texts = ["".join(d.text for d in deltas if d.branch == branch) for branch in range(3)]
+    assert texts == ["abcd", "uvwx", "12"]
+    assert sum(delta.num_tokens for delta in deltas) == 4 + 4 + 3  # the end token counts
     assert {delta.name for delta in deltas} == {"v"}
-    for branch in range(3):
-        assert "".join(d.text for d in deltas if d.branch == branch) == "abcd"
-    assert {delta.branch for delta in deltas[:3]} == {0, 1, 2}
+
+
+def test_deltas_arrive_while_other_branches_still_wait():
+    gate = Future()
+
+    @zipage.function
+    def program(s):
+        branches = s.fork(2)
+        branches += lambda i: f"{i}" + zipage.gen("v")
+        deltas = branches.deltas()
+        first = next(deltas)
+        gate.set_result(None)
+        return [first, *deltas]
+
+    backend = ScriptedBackend({"0": Reply("x", gate=gate), "1": "y"})
+    branches = [delta.branch for delta in program.run(backend=backend).ret_value if delta.text]
+    assert branches == [1, 0]
 
 
 def test_deltas_end_quietly_where_a_branch_fails_and_its_value_raises():
