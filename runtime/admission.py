@@ -43,7 +43,7 @@ class Admission:
         it compacts), and some blocks stay in reserve for those who run; alone it needs no reserve.
         """
         if request.swapped is not None:
-            return self._swap_in(request, plan)
+            return self._swap_in(request, plan, is_alone)
         opened_here = request.table is None
         if opened_here:
             self._open(request)
@@ -80,18 +80,27 @@ class Admission:
         return self._match(request).num_tokens
 
     def _match(self, request: Request) -> Match:
+        signature = request.signature if request.kv.reuse == "compacted" else None
+        match = self._match_with(request, signature)
+        if self._planner.can_resume(request, match.resident_len):
+            return match
+        return self._match_with(request, None)
+
+    def _match_with(self, request: Request, signature: str | None) -> Match:
         return self._state.cache.match(
             request.token_ids[: request.max_reusable_len + 1],
             namespace=request.namespace,
-            signature=request.signature if request.kv.reuse == "compacted" else None,
+            signature=signature,
             max_plain_len=self._max_plain_len(request),
         )
 
     def _max_plain_len(self, request: Request) -> int | None:
         """A bounded request takes no more of a plain prefix than it could hold itself, less the
         tokens whose queries it needs before its first compaction."""
-        if request.kv.mode != "fixed":
+        if request.kv.mode == "off":
             return None
+        if request.kv.mode == "adaptive":
+            return self._planner.longest_start(request) - 1
         bound = request.kv.protected_len + request.kv.max_tail_len
         if self._state.slots.needs_queries(request):
             bound -= self._state.limits.window
@@ -111,11 +120,11 @@ class Admission:
         request.num_recomputed += num_again
         self._state.counts.num_recomputed_tokens += num_again
 
-    def _swap_in(self, request: Request, plan: PlanBuilder) -> bool:
+    def _swap_in(self, request: Request, plan: PlanBuilder, is_alone: bool) -> bool:
         swapped = request.swapped
         assert swapped is not None
         cache = self._state.cache
-        if len(swapped.host_ids) + 1 > cache.num_available:
+        if len(swapped.host_ids) + (not is_alone) > cache.num_available:
             return False
         table = cache.swap_in(swapped.table)
         if table is None:

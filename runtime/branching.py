@@ -4,6 +4,7 @@ The samples of one request branch off after its prefill; Fork branches off any s
 Knows nothing of budgets or pressure.
 """
 
+from zipage_lang.runtime.compaction_plan import CompactionPlanner
 from zipage_lang.runtime.plan_builder import PlanBuilder
 from zipage_lang.runtime.request import Request, Status
 from zipage_lang.runtime.scheduler_state import SchedulerState
@@ -12,22 +13,25 @@ from zipage_lang.runtime.scheduler_state import SchedulerState
 class Branching:
     """A partly filled last block is shared too; whoever writes to it first copies it."""
 
-    def __init__(self, state: SchedulerState) -> None:
+    def __init__(self, state: SchedulerState, planner: CompactionPlanner) -> None:
         self._state = state
+        self._planner = planner
 
     def branch_followers(self, leader: Request, plan: PlanBuilder) -> tuple[Request, ...]:
         """Samples that waited for the leader's prefill: those that get a row draw from its logits;
         the rest queue one token short of the prompt's end, so that they can make logits themselves."""
         drawing = []
         for follower in leader.followers:
-            self._share(leader, follower, leader.logical_len)
-            if self._state.num_free_rows > 0:
+            has_row = self._state.num_free_rows > 0
+            if has_row and self._planner.can_resume(follower, leader.resident_len):
+                self._share(leader, follower, leader.logical_len)
                 self._state.start_running(follower)
                 plan.set_up_row(follower)
                 drawing.append(follower)
             else:
-                assert follower.table is not None
-                self._state.cache.truncate(follower.table, 1)
+                # Not with a free row: it might be admitted before the leader's step has run.
+                if not has_row and self._planner.can_resume(follower, leader.resident_len - 1):
+                    self._share(leader, follower, leader.logical_len - 1)
                 follower.status = Status.WAITING
                 self._state.waiting.add(follower)
         leader.followers.clear()
@@ -44,8 +48,10 @@ class Branching:
             return
         shared_len = min(self._common_len(parent, child), child.max_reusable_len)
         is_cut_inside_compacted = shared_len < parent.last_compaction_at
+        resident_len = parent.resident_len - (parent.logical_len - shared_len)
         if (
             shared_len == 0
+            or not self._planner.can_resume(child, resident_len)
             or is_cut_inside_compacted
             or not self._may_hold(child, parent, shared_len)
         ):

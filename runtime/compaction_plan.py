@@ -22,7 +22,8 @@ class CompactionPlanner:
 
         Half-open in resident slots: [0, protected) [protected, protected + K) [.., + E) due.
         A request that scores with queries but has too few of them yet (it continued from a
-        compacted state near its bound) may run on until it has `min(window, block_size)`.
+        compacted state near its bound) may run on until it has `min(window, block_size)`, at most
+        by one block.
         """
         if request.kv.mode != "fixed":
             return UNBOUNDED
@@ -30,17 +31,37 @@ class CompactionPlanner:
         if slots.needs_queries(request) and request.query_slot is None:
             return slots.line(request) - request.resident_len
         bound = request.kv.protected_len + request.kv.max_tail_len
-        return max(bound - request.resident_len, self._num_missing_queries(request))
+        overshoot = bound + self._state.block_size - request.resident_len
+        return max(bound - request.resident_len, min(self._num_missing_queries(request), overshoot))
 
     def is_due(self, request: Request) -> bool:
         """Whether the request must compact before it can go on."""
         bound = request.kv.protected_len + request.kv.max_tail_len
-        return (
-            request.kv.mode == "fixed"
-            and request.resident_len >= bound
-            and not self._lacks_slot(request)
-            and self._num_missing_queries(request) == 0
-        )
+        if request.kv.mode != "fixed" or request.resident_len < bound:
+            return False
+        if not self._state.slots.needs_queries(request):
+            return True
+        if request.resident_len >= bound + self._state.block_size:
+            return self._state.slots.num_queries(request) > 0
+        return self._num_missing_queries(request) == 0
+
+    def can_resume(self, request: Request, resident_len: int) -> bool:
+        """Whether the request could go on from a state of that length with no query in its ring.
+
+        It needs room for the tokens whose queries let it compact.
+        """
+        return resident_len < self.longest_start(request)
+
+    def longest_start(self, request: Request) -> int:
+        """Resident slots that a request may never be asked to start behind."""
+        if not self._state.slots.needs_queries(request):
+            return UNBOUNDED
+        if request.kv.mode == "fixed":
+            bound = request.kv.protected_len + request.kv.max_tail_len
+            return bound + self._state.block_size
+        whole_blocks = self._state.limits.num_blocks - 1  # one may go to a copy of the last block
+        wanted = min(self._state.limits.window, request.kv.interval)
+        return max(1, whole_blocks * self._state.block_size - wanted + 1)
 
     def can_compact_early(self, request: Request) -> bool:
         """Whether compacting now, before it is due, would free at least one block."""

@@ -59,6 +59,9 @@ class PlanBuilder:
     def set_up_row(self, request: Request) -> None:
         assert request.row is not None
         assert request.table is not None
+        # A row given up in this very step leaves nothing behind.
+        self._row_setups = [setup for setup in self._row_setups if setup.row != request.row]
+        self._updates = [update for update in self._updates if update.row != request.row]
         self._row_setups.append(
             RowSetup(
                 row=request.row,

@@ -100,7 +100,8 @@ class Pressure:
         if victim is None:
             return Relief.NONE
         plan.has_displaced = True
-        if not victim.is_compacted or not self._swap_out(victim, plan):
+        may_swap = victim.is_compacted and self._planner.can_resume(victim, victim.resident_len)
+        if not may_swap or not self._swap_out(victim, plan):
             self.preempt(victim)
         return Relief.NOW
 

@@ -7,7 +7,7 @@ Knows nothing of blocks or tensors.
 
 from collections.abc import Mapping
 
-from zipage_lang.runtime.request import Request
+from zipage_lang.runtime.request import Request, Status
 
 
 class QuerySlots:
@@ -38,18 +38,25 @@ class QuerySlots:
         return request.kv.protected_len + request.kv.max_tail_len - self._window
 
     def provide(self, request: Request) -> None:
-        """Give the request a slot if it can use one: a free one, or at its line one not needed yet."""
+        """As `provide_free`, or at its line take one that is not needed yet.
+
+        Only before any chunk of the step is planned: a ring has one writer per step.
+        """
+        self.provide_free(request)
         if request.query_slot is not None or not self.needs_queries(request):
             return
-        if self._free:
-            self._give(request, self._free.pop())
-        elif request.kv.mode == "fixed" and request.resident_len >= self.line(request):
-            lender = self._pick_lender()
+        if request.kv.mode == "fixed" and request.resident_len >= self.line(request):
+            lender = self._pick_lender(request)
             if lender is not None:
                 slot = lender.query_slot
                 assert slot is not None
                 lender.query_slot = None
                 self._give(request, slot)
+
+    def provide_free(self, request: Request) -> None:
+        """Give the request a slot if it can use one and one is free."""
+        if request.query_slot is None and self.needs_queries(request) and self._free:
+            self._give(request, self._free.pop())
 
     def release(self, request: Request) -> None:
         """Take the slot back, if there is one."""
@@ -73,13 +80,17 @@ class QuerySlots:
         request.query_slot = slot
         request.query_slot_since = request.logical_len
 
-    def _pick_lender(self) -> Request | None:
+    def _pick_lender(self, request: Request) -> Request | None:
         """The holder farthest from needing its slot; one past its line keeps it until it compacts."""
-        idle = [holder for holder in self._holders.values() if self._can_lend(holder)]
+        idle = [holder for holder in self._holders.values() if self._can_lend(holder, request)]
         return max(idle, key=self._distance, default=None)
 
-    def _can_lend(self, holder: Request) -> bool:
-        return holder.kv.mode == "adaptive" or self._distance(holder) >= 0
+    def _can_lend(self, holder: Request, request: Request) -> bool:
+        if holder.status is not Status.RUNNING:
+            return False
+        if holder.kv.mode == "adaptive":  # may need it at any time, so lends to its betters only
+            return holder.precedence > request.precedence
+        return self._distance(holder) >= 0
 
     def _distance(self, holder: Request) -> int:
         return self.line(holder) - holder.resident_len

@@ -39,7 +39,7 @@ class Scheduler:
         self._planner = CompactionPlanner(self._state)
         self._pressure = Pressure(self._state, self._planner)
         self._admission = Admission(self._state, self._planner)
-        self._branching = Branching(self._state)
+        self._branching = Branching(self._state, self._planner)
         self._intake = Intake(compression, limits, cache.block_size, policy_queries)
         self._outputs = RequestOutputs()
         self._by_id: dict[str, list[Request]] = {}
@@ -110,6 +110,8 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Decide the next step. Never empty while work waits."""
         plan = PlanBuilder()
+        for request in self._state.running:
+            self._state.slots.provide(request)
         if self._is_memory_wanted:
             self._pressure.compact_adaptive(plan)
         self._is_memory_wanted = False
@@ -202,7 +204,7 @@ class Scheduler:
 
     def _advance(self, request: Request, plan: PlanBuilder, budget: int) -> int:
         """One request's part of the step; returns the tokens it takes of the budget."""
-        self._state.slots.provide(request)
+        self._state.slots.provide_free(request)
         if self._planner.is_due(request):
             done = self._pressure.with_room(
                 request, plan, lambda: self._planner.plan(request, plan) or None
@@ -300,7 +302,7 @@ class Scheduler:
 
     def _commit(self, planned: PlannedChunk) -> None:
         """Prompt blocks that are computed now may be shared from the next step on."""
-        for request in {planned.request, *planned.sampling_requests}:
+        for request in dict.fromkeys((planned.request, *planned.sampling_requests)):
             table = request.table
             if table is None or request.is_prefilled:
                 continue
