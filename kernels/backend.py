@@ -39,6 +39,10 @@ class Backend(Protocol):
     name: str
     device: torch.device
 
+    # linear.py: prepare each weight [out_size, in_size] once, multiply rows with it every step
+    def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> Any: ...
+    def linear(self, x: Tensor, prepared: Any) -> Tensor: ...
+
     # attention.py: plan once per step on host metadata, run once per layer on tensors
     def plan_attention(
         self,

@@ -10,6 +10,7 @@ from zipage_lang.kernels.reference import (
     compact,
     fused_ops,
     kv_store,
+    linear,
     sampling,
     scores,
     select,
@@ -21,6 +22,11 @@ class CpuBackend:
 
     name = "cpu"
     device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        products = linear.LinearProducts()
+        self.prepare_linear = products.prepare
+        self.linear = products.linear
 
     plan_attention = staticmethod(attention.plan_attention)
     attention = staticmethod(attention.attention)

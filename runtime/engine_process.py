@@ -88,18 +88,28 @@ def main(arguments: list[str]) -> int:
     outbox.connect(f"ipc://{socket_dir}/to_client")
     outbox.setsockopt(zmq.LINGER, 1000)
     try:
-        engine = Engine(config)
-        outbox.send(messages.encode(engine.ready))
+        engine = _start(config, outbox)
+        if engine is None:
+            return 1
         EngineProcess(engine, inbox, outbox).run()
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        log.error("%s", traceback.format_exc())
-        outbox.send(messages.encode(messages.Failed(error=str(error))))
-        return 1
     finally:
         inbox.close(0)
         outbox.close()
         context.term()
     return 0
+
+
+def _start(config: EngineConfig, outbox: zmq.Socket[bytes]) -> Engine | None:
+    """The engine, announced as ready; None when it could not start, and the client knows why."""
+    try:
+        engine = Engine(config)
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        if not isinstance(error, ValueError):  # that one is the user's to mend: no traceback
+            log.error("%s", traceback.format_exc())
+        outbox.send(messages.encode(messages.Failed(error=str(error))))
+        return None
+    outbox.send(messages.encode(engine.ready))
+    return engine
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Builds a Decoder from named weights: checks shapes, merges projections, turns them input-major.
+"""Builds a Decoder from named weights: checks shapes, merges projections, prepares them.
 
 Knows nothing of file formats.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +17,6 @@ from zipage_lang.runtime.models.layers import (
     GatedMlp,
     HeadNorms,
     HeadShape,
-    Linear,
 )
 from zipage_lang.runtime.models.rope import RotaryTable
 from zipage_lang.runtime.models.weights import WeightSource
@@ -32,16 +33,17 @@ def assemble_decoder(
 
     Raises ValueError that names the file for a tensor that is missing or has another shape.
     """
-    weights = _Weights(source, dtype, backend.device)
+    weights = _Weights(source, dtype, backend)
     table_shape = (arch.vocab_size, arch.hidden_size)
     embedding = weights.take("model.embed_tokens.weight", table_shape)
+    head = embedding if arch.tie_embeddings else weights.take("lm_head.weight", table_shape)
     return Decoder(
         arch,
         backend,
         embedding=embedding,
         layers=tuple(_layer(arch, weights, index) for index in range(arch.num_layers)),
         final_norm=weights.take("model.norm.weight", (arch.hidden_size,)),
-        head=embedding if arch.tie_embeddings else weights.take("lm_head.weight", table_shape),
+        head=backend.prepare_linear(head, None),
         rotary=RotaryTable(arch, max_model_len, dtype, backend.device),
     )
 
@@ -49,35 +51,35 @@ def assemble_decoder(
 class _Weights:
     """Takes tensors from a source by name and expected shape."""
 
-    def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
-        self._source, self._dtype, self._device = source, dtype, device
+    def __init__(self, source: WeightSource, dtype: torch.dtype, backend: Backend) -> None:
+        self._source, self._dtype, self._backend = source, dtype, backend
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor `name`, contiguous, in our dtype and on our device."""
         self._check(name, shape)
-        return self._source.read(name).to(self._device, self._dtype).contiguous()
+        return self._source.read(name).to(self._backend.device, self._dtype).contiguous()
 
     def take_linear(
         self, prefix: str, parts: dict[str, int], in_size: int, *, has_bias: bool
-    ) -> Linear:
-        """Projections of one input, merged: `parts` gives each one's name and output size."""
+    ) -> Any:
+        """Projections of one input, merged and prepared: `parts` gives names and output sizes."""
         for part, size in parts.items():  # before anything of that size is allocated
             self._check(f"{prefix}.{part}.weight", (size, in_size))
             if has_bias:
                 self._check(f"{prefix}.{part}.bias", (size,))
         total = sum(parts.values())
-        kind = {"dtype": self._dtype, "device": self._device}
-        weight = torch.empty((in_size, total), **kind)  # [in_size, total]
+        kind = {"dtype": self._dtype, "device": self._backend.device}
+        weight = torch.empty((total, in_size), **kind)  # [total, in_size]
         bias = torch.empty(total, **kind) if has_bias else None  # [total]
         start = 0
         for part, size in parts.items():
-            columns = slice(start, start + size)
+            rows = slice(start, start + size)
             name = f"{prefix}.{part}"
-            weight[:, columns] = self._source.read(f"{name}.weight").T
+            weight[rows] = self._source.read(f"{name}.weight")
             if bias is not None:
-                bias[columns] = self._source.read(f"{name}.bias")
+                bias[rows] = self._source.read(f"{name}.bias")
             start += size
-        return Linear(weight, bias)
+        return self._backend.prepare_linear(weight, bias)
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
         path = self._source.path

@@ -3,7 +3,8 @@
 Knows nothing of weight files, families of models or requests.
 """
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
 from zipage_lang.kernels.backend import Backend
@@ -25,14 +26,14 @@ class Decoder:
         embedding: Tensor,
         layers: tuple[DecoderLayer, ...],
         final_norm: Tensor,
-        head: Tensor,
+        head: Any,
         rotary: RotaryTable,
     ) -> None:
         self.arch, self.backend = arch, backend
         self.embedding = embedding  # [vocab_size, hidden_size]
         self.layers = layers
         self.final_norm = final_norm  # [hidden_size]
-        self.head = head  # [vocab_size, hidden_size]; the embedding itself when tied
+        self.head = head  # from Backend.prepare_linear, hidden_size to vocab_size
         self.rotary = rotary
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
@@ -54,4 +55,4 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [num_logits, vocab_size] from normed hidden states [num_logits, hidden_size]."""
-        return torch.nn.functional.linear(hidden, self.head).float()
+        return self.backend.linear(hidden, self.head).float()

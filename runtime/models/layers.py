@@ -1,34 +1,16 @@
-"""The layers that all model families share: linear, attention block, gated MLP.
+"""The layers that all model families share: attention block, gated MLP.
 
 Knows nothing of weight files or of what a request is.
 """
 
 import dataclasses
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from zipage_lang.kernels.backend import Backend
 from zipage_lang.runtime.forward_batch import ForwardBatch
 from zipage_lang.runtime.kv_cache import KVCache
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Linear:
-    """x @ weight + bias.
-
-    Stored input-major: with weights that come from memory the CPU multiplies one token or many some
-    15 to 20% faster that way than with the output-major layout of weight files, 8 or 16 as fast.
-    """
-
-    weight: Tensor  # [in_size, out_size], contiguous
-    bias: Tensor | None  # [out_size]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[num_tokens, in_size] -> [num_tokens, out_size]."""
-        if self.bias is None:
-            return torch.mm(x, self.weight)
-        return torch.addmm(self.bias, x, self.weight)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +47,9 @@ class AttentionBlock:
 
     layer: int
     heads: HeadShape
-    qkv: Linear
+    qkv: Any  # from Backend.prepare_linear, as are `out` and the MLP's two
     norms: HeadNorms | None
-    out: Linear
+    out: Any
 
     def __call__(
         self,
@@ -78,7 +60,9 @@ class AttentionBlock:
         backend: Backend,
     ) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]; writes into the cache's layer."""
-        q, k, v = self.heads.split(self.qkv(x))  # [num_tokens, heads, head_dim] each
+        q, k, v = self.heads.split(
+            backend.linear(x, self.qkv)
+        )  # [num_tokens, heads, head_dim]
         if self.norms is not None:
             q = backend.rms_norm(q, self.norms.q, self.norms.eps)
             k = backend.rms_norm(k, self.norms.k, self.norms.eps)
@@ -97,19 +81,20 @@ class AttentionBlock:
                 q,
                 lse,
             )
-        return self.out(out.flatten(1))
+        return backend.linear(out.flatten(1), self.out)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GatedMlp:
     """down(silu(gate(x)) * up(x)), gate and up in one product."""
 
-    gate_up: Linear
-    down: Linear
+    gate_up: Any
+    down: Any
 
     def __call__(self, x: Tensor, backend: Backend) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
-        return self.down(backend.silu_mul(self.gate_up(x)))
+        gate_up = backend.linear(x, self.gate_up)  # [num_tokens, 2 * intermediate_size]
+        return backend.linear(backend.silu_mul(gate_up), self.down)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
