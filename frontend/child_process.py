@@ -7,6 +7,7 @@ the event loop is busy, so the child never blocks on a full pipe.
 """
 
 import atexit
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 TAIL_LINES = 20
+
+
+# OpenMP threads that spin while they wait for each other lose their core to other processes just
+# when they are needed: one busy neighbour then slows a step some 25 times.
+WAIT_WITHOUT_SPINNING = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class ChildProcess:
@@ -33,6 +39,7 @@ class ChildProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env={**WAIT_WITHOUT_SPINNING, **os.environ},
         )
         atexit.register(self.kill)
         self._reader = threading.Thread(target=self._read_lines, name="zipage-log", daemon=True)

@@ -5,7 +5,7 @@ The `cuda` backend (FlashInfer, Triton) plugs in here with the same signatures.
 Knows nothing of requests, plans or models.
 """
 
-import importlib
+import importlib.util
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -31,6 +31,17 @@ class TailQueries(NamedTuple):
     ring_lse: Tensor  # float32 [num_ring_entries, num_q_heads], base 2
     ring_slots: Tensor  # int64 [num_rows, num_queries], entries of `ring`, padding -1
     positions: Tensor  # int64 [num_rows, num_queries], logical positions, padding -1
+
+
+class RowSettings(NamedTuple):
+    """Sampling settings by row, as the engine keeps them. Device tensors [num_rows], contiguous."""
+
+    seeds: Tensor  # int64, any bits
+    num_generated: Tensor  # int64, tokens drawn before
+    temperature: Tensor  # float64; 0 is greedy
+    top_k: Tensor  # int64; vocab_size and above is off
+    top_p: Tensor  # float64; 1 is off
+    min_p: Tensor  # float64; 0 is off
 
 
 class Backend(Protocol):
@@ -76,6 +87,17 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]: ...
     def silu_mul(self, gate_up: Tensor) -> Tensor: ...
+    def qk_norm_rope_store(
+        self,
+        qkv: Tensor,
+        q_norm_weight: Tensor | None,
+        k_norm_weight: Tensor | None,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        layer_kv: Tensor,
+        slots: Tensor,
+    ) -> Tensor: ...
 
     # sampling.py
     def random_uniform(self, seeds: Tensor, positions: Tensor) -> Tensor: ...
@@ -101,6 +123,9 @@ class Backend(Protocol):
         uniform: Tensor,
         max_top_k: int,
     ) -> Tensor: ...
+    def draw_rows(
+        self, logits: Tensor, rows: Tensor, settings: RowSettings, max_top_k: int
+    ) -> tuple[Tensor, Tensor]: ...
     def score_tokens(
         self, logits: Tensor, token_ids: Tensor, num_top: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
@@ -174,21 +199,34 @@ class Backend(Protocol):
     ) -> None: ...
 
 
-def choose_backend(name: str) -> Backend:
+def choose_backend(name: str, dtype: torch.dtype = torch.float32) -> Backend:
     """The backend called `name`: "cpu", "cuda", or "auto" (cuda where there is a card, else cpu).
+
+    Args:
+        dtype: of weights and KV cache; a backend may choose its kernels by it.
 
     Raises ValueError for an unknown name and RuntimeError when what it needs is missing.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() and _has_cuda_kernels() else "cpu"
+        name = "cuda" if torch.cuda.is_available() and _has_gpu_packages() else "cpu"
     if name == "cpu":
         from zipage_lang.kernels.cpu_backend import CpuBackend
 
         return CpuBackend()
     if name == "cuda":
-        raise RuntimeError("the cuda backend is not built yet; use backend='cpu'")
+        return _cuda_backend(dtype)
     raise ValueError(f"backend={name!r} must be one of auto, cpu, cuda")
 
 
-def _has_cuda_kernels() -> bool:
-    return importlib.util.find_spec("zipage_lang.kernels.cuda_backend") is not None
+def _cuda_backend(dtype: torch.dtype) -> Backend:
+    if not torch.cuda.is_available():
+        raise RuntimeError("backend='cuda' needs an NVIDIA card and torch with CUDA; use 'cpu'")
+    if not _has_gpu_packages():
+        raise RuntimeError("backend='cuda' needs Triton and FlashInfer: install zipage-lang[gpu]")
+    from zipage_lang.kernels.cuda_backend import CudaBackend
+
+    return CudaBackend(dtype)
+
+
+def _has_gpu_packages() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in ("triton", "flashinfer"))

@@ -16,6 +16,7 @@ class CompactionPlanner:
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
+        self._num_planned = 0
 
     def room(self, request: Request) -> int:
         """Tokens the request may still compute before it must compact or get a query slot.
@@ -92,10 +93,14 @@ class CompactionPlanner:
         self._state.cache.cancel_compaction(table, blocks)
         return not blocks.copies and self._plan(request, plan, num_keep)
 
-    def finish(self, planned: PlannedCompaction) -> None:
-        """The step did it: switch the block table, count."""
+    def finish(self, ident: int) -> None:
+        """A compaction is done: switch the block table, count. Its request may have ended meanwhile."""
+        planned = self._state.compacting.pop(ident)
         request, compaction = planned.request, planned.compaction
         assert request.table is not None
+        if request.status is not Status.COMPACTING:
+            self._part(planned)
+            return
         resident_len = compaction.protected_len + compaction.num_keep
         self._state.cache.finish_compaction(
             request.table, planned.blocks, resident_len=resident_len
@@ -109,6 +114,14 @@ class CompactionPlanner:
         self._state.counts.num_compactions += 1
         self._state.counts.num_dropped_slots += num_dropped
 
+    def _part(self, planned: PlannedCompaction) -> None:
+        """What the tail held was in flux when the request ended: only the blocks come back."""
+        request = planned.request
+        assert request.table is not None
+        self._state.cache.cancel_compaction(request.table, planned.blocks)
+        self._state.parting.remove(request)
+        self._state.drop_blocks(request)
+
     def _plan(self, request: Request, plan: PlanBuilder, num_keep: int) -> bool:
         table, protected_len = request.table, request.kv.protected_len
         assert table is not None
@@ -116,7 +129,9 @@ class CompactionPlanner:
         blocks = self._state.cache.plan_compaction(table, protected_len, num_keep)
         if blocks is None:
             return False
+        self._num_planned += 1
         compaction = Compaction(
+            ident=self._num_planned,
             row=request.row,
             policy=request.kv.policy,
             protected_len=protected_len,
@@ -132,7 +147,9 @@ class CompactionPlanner:
             block_copies=tuple(BlockCopy(src, dst) for src, dst in blocks.copies),
         )
         request.status = Status.COMPACTING
-        plan.add_compaction(PlannedCompaction(request, blocks, compaction))
+        planned = PlannedCompaction(request, blocks, compaction)
+        self._state.compacting[compaction.ident] = planned
+        plan.add_compaction(planned)
         return True
 
     def _num_keep(self, request: Request) -> int:

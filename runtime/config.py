@@ -1,6 +1,7 @@
 """The engine's settings: one frozen dataclass per room, composed in EngineConfig.
 
-Knows nothing of tensors or of what the machine decides (how many blocks fit is a result, not a setting).
+Knows nothing of tensors or of what the machine decides (how many blocks fit is a result, not a
+setting).
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from zipage_lang.runtime.strict_fields import strict_fields, unknown_name_error
 
 DType = Literal["float32", "bfloat16"]
 BackendName = Literal["auto", "cpu", "cuda"]
+LoadFormat = Literal["auto", "dummy"]
 Order = Literal["fcfs", "lpm"]
 
 
@@ -56,12 +58,14 @@ class ModelConfig:
     dtype: DType = "float32"  # of weights and KV cache
     max_model_len: int | None = None  # context in tokens; None: what the model's config says
     backend: BackendName = "auto"  # auto: cuda where there is a card, else cpu
+    load_format: LoadFormat = "auto"  # dummy: random weights in the shape that `model` names
     num_threads: int | None = None  # CPU threads of the engine process; None: torch's choice
 
     def __post_init__(self) -> None:
         _check_kinds(self)
         _one_of("dtype", self.dtype, ("float32", "bfloat16"))
         _one_of("backend", self.backend, ("auto", "cpu", "cuda"))
+        _one_of("load_format", self.load_format, ("auto", "dummy"))
         if self.max_model_len is not None:
             _at_least("max_model_len", self.max_model_len, 2)
         if self.num_threads is not None:
@@ -99,6 +103,7 @@ class SchedulerConfig:
     max_chunk_len: int | None = None  # prefill tokens of one request per step; None: the budget
     order: Order = "fcfs"  # lpm: longest cached prefix first
     max_skips: int = 64  # lpm: a request passed over this often goes first
+    overlap: bool = False  # plan and launch a step while the one before it runs
     max_waiting: int = 100_000  # requests queued before new ones are refused
 
     def __post_init__(self) -> None:

@@ -5,13 +5,15 @@ Joins deciding and doing. Knows nothing of sockets, text or kernels.
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from zipage_lang.kernels.backend import Backend, choose_backend
-from zipage_lang.runtime.config import EngineConfig
+from zipage_lang.runtime.compactor import Compactor
+from zipage_lang.runtime.config import EngineConfig, ModelConfig
 from zipage_lang.runtime.host_swap import HostSwap
 from zipage_lang.runtime.kv_cache import KVCache, KVShape
 from zipage_lang.runtime.kv_compressor import KVCompressor
@@ -25,9 +27,9 @@ from zipage_lang.runtime.messages import (
     Stop,
     TokenOutput,
 )
-from zipage_lang.runtime.model_runner import ModelRunner
+from zipage_lang.runtime.model_runner import Launched, ModelRunner
 from zipage_lang.runtime.model_store import resolve_model
-from zipage_lang.runtime.models.registry import LoadedModel, load_model
+from zipage_lang.runtime.models.registry import LoadedModel, load_dummy_model, load_model
 from zipage_lang.runtime.policies.policy import Policy
 from zipage_lang.runtime.policies.registry import load_policies
 from zipage_lang.runtime.request import RequestRefused
@@ -44,7 +46,8 @@ class StepTimes:
     """Seconds spent since the start."""
 
     scheduling_s: float = 0.0
-    running_s: float = 0.0
+    launching_s: float = 0.0  # on the CPU this is the forward pass itself
+    waiting_s: float = 0.0
     applying_s: float = 0.0
 
 
@@ -55,10 +58,9 @@ class Engine:
         """Load the model and allocate the pool. Raises ValueError or RuntimeError with the fix."""
         if config.model.num_threads is not None:
             torch.set_num_threads(config.model.num_threads)
-        backend = choose_backend(config.model.backend)
-        path = resolve_model(config.model.model)
         dtype = DTYPES[config.model.dtype]
-        loaded = load_model(path, dtype, backend, config.model.max_model_len)
+        backend = choose_backend(config.model.backend, dtype)
+        path, loaded = _load(config.model, dtype, backend)
         policies = load_policies()
         shape = _kv_shape(loaded, dtype)
         limits = _find_limits(config, loaded, shape, policies)
@@ -72,6 +74,8 @@ class Engine:
         )
         self.runner = _make_runner(config, loaded, shape, limits, backend, policies)
         self.times = StepTimes()
+        self._in_flight: deque[tuple[StepPlan, Launched]] = deque()
+        self._num_ahead = 1 if config.scheduler.overlap else 0
         self.ready = _ready(config, loaded, path, limits, backend)
 
     def handle(self, message: AddRequest | Fork | Stop | Abort | Release) -> None:
@@ -93,16 +97,20 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._in_flight)
 
     def step(self) -> list[TokenOutput]:
-        """Move everyone on by one step and return what is to be told. Does nothing without work."""
-        if self.scheduler.has_work:
-            started = time.perf_counter()
-            plan = self.scheduler.schedule()
-            planned = time.perf_counter()
-            self._run(plan)
-            self.times.scheduling_s += planned - started
+        """Move everyone on by one step and return what is to be told. Does nothing without work.
+
+        With overlap, a step is planned and launched while the one before it still runs; then the
+        result of that one is taken in.
+        """
+        if self.has_work:
+            is_idle = not self._launch_next()
+            if is_idle and not self._in_flight:
+                self.scheduler.note_compacted(self.runner.wait_for_compactions())
+            while len(self._in_flight) > self._num_ahead or (is_idle and self._in_flight):
+                self._take_in_oldest()
         return self.scheduler.take_outputs()
 
     def stats(self) -> dict[str, int | float | str]:
@@ -114,13 +122,34 @@ class Engine:
             **dataclasses.asdict(self.times),
         }
 
-    def _run(self, plan: StepPlan) -> None:
+    def _launch_next(self) -> bool:
+        """Plan and launch a step. False when there is nothing to do but wait for results."""
         started = time.perf_counter()
-        result = self.runner.run(plan)
-        done = time.perf_counter()
+        plan = self.scheduler.schedule()
+        planned = time.perf_counter()
+        self.times.scheduling_s += planned - started
+        if plan.is_empty:
+            return False
+        self._in_flight.append((plan, self.runner.launch(plan)))
+        self.times.launching_s += time.perf_counter() - planned
+        return True
+
+    def _take_in_oldest(self) -> None:
+        plan, launched = self._in_flight.popleft()
+        started = time.perf_counter()
+        result = self.runner.collect(launched)
+        collected = time.perf_counter()
         self.scheduler.apply(plan, result)
-        self.times.running_s += done - started
-        self.times.applying_s += time.perf_counter() - done
+        self.times.waiting_s += collected - started
+        self.times.applying_s += time.perf_counter() - collected
+
+
+def _load(model: ModelConfig, dtype: torch.dtype, backend: Backend) -> tuple[Path, LoadedModel]:
+    if model.load_format == "dummy":
+        loaded = load_dummy_model(model.model, dtype, backend, model.max_model_len)
+        return Path(model.model), loaded
+    path = resolve_model(model.model)
+    return path, load_model(path, dtype, backend, model.max_model_len)
 
 
 def _kv_shape(loaded: LoadedModel, dtype: torch.dtype) -> KVShape:
@@ -184,7 +213,7 @@ def _make_runner(
         loaded,
         cache,
         backend,
-        compressor=KVCompressor(cache, backend, policies),
+        compactor=Compactor(KVCompressor(cache, backend, policies), backend.device),
         sampler=sampler,
         tables=RowTables(config.scheduler.max_running, max_blocks),
         host_swap=HostSwap(cache, limits.num_host_blocks),

@@ -3,6 +3,7 @@
 Knows nothing of requests, queues or the tree.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -10,26 +11,34 @@ from torch import Tensor
 
 from zipage_lang.kernels.backend import Backend
 from zipage_lang.runtime.batch_builder import BatchBuilder
+from zipage_lang.runtime.compactor import Compactor
 from zipage_lang.runtime.forward_batch import ForwardBatch
 from zipage_lang.runtime.host_swap import HostSwap
 from zipage_lang.runtime.kv_cache import KVCache
-from zipage_lang.runtime.kv_compressor import KVCompressor
 from zipage_lang.runtime.models.registry import LoadedModel
 from zipage_lang.runtime.row_tables import RowTables
-from zipage_lang.runtime.sampler import Sampler
+from zipage_lang.runtime.sampler import Draws, Sampler
 from zipage_lang.runtime.step_plan import (
     BlockCopy,
     BlockUpdate,
     Chunk,
     PromptLogprobs,
     PromptScore,
-    Sample,
     StepPlan,
     StepResult,
     TokenLogprobs,
 )
 
 LOGPROB_LINES = 64  # prompt positions whose logits are made at a time; bounds their memory
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Launched:
+    """A step on its way."""
+
+    step: int
+    draws: Draws | None
+    prompt_logprobs: tuple[PromptLogprobs, ...]
 
 
 class ModelRunner:
@@ -41,19 +50,19 @@ class ModelRunner:
         cache: KVCache,
         backend: Backend,
         *,
-        compressor: KVCompressor,
+        compactor: Compactor,
         sampler: Sampler,
         tables: RowTables,
         host_swap: HostSwap,
     ) -> None:
         self._model, self._cache, self._backend = loaded.model, cache, backend
-        self._compressor, self._sampler = compressor, sampler
+        self._compactor, self._sampler = compactor, sampler
         self._tables, self._host_swap = tables, host_swap
         self._batches = BatchBuilder(cache, backend, tables)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult:
-        """Do all that the plan says. Raises FloatingPointError when logits are not finite."""
+    def launch(self, plan: StepPlan) -> Launched:
+        """Start all that the plan says, behind what was launched before. May return before it is done."""
         self._host_swap.swap_out(plan.swap_outs)
         self._copy_blocks(plan.block_copies)
         self._host_swap.swap_in(plan.swap_ins)
@@ -61,14 +70,26 @@ class ModelRunner:
             self._sampler.set_up_row(setup)
         for update in plan.block_updates:
             self._tables.update(update)
-        samples, prompt_logprobs = self._run_chunks(plan.chunks)
         self._compact(plan)
+        draws, prompt_logprobs = self._run_chunks(plan.chunks)
+        return Launched(plan.step, draws, prompt_logprobs)
+
+    def collect(self, launched: Launched) -> StepResult:
+        """Wait for the step's drawn tokens. Raises FloatingPointError when logits are not finite."""
         return StepResult(
-            step=plan.step,
-            samples=samples,
-            prompt_logprobs=prompt_logprobs,
-            compacted_rows=tuple(item.row for item in plan.compactions),
+            step=launched.step,
+            samples=() if launched.draws is None else launched.draws.samples(),
+            prompt_logprobs=launched.prompt_logprobs,
+            done_compactions=self._compactor.take_done(),
         )
+
+    def wait_for_compactions(self) -> tuple[int, ...]:
+        """Wait until all that were launched are done; those that `collect` has not told yet."""
+        return self._compactor.wait()
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Launch and wait."""
+        return self.collect(self.launch(plan))
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         if not copies:
@@ -80,25 +101,23 @@ class ModelRunner:
 
     def _run_chunks(
         self, chunks: Sequence[Chunk]
-    ) -> tuple[tuple[Sample, ...], tuple[PromptLogprobs, ...]]:
+    ) -> tuple[Draws | None, tuple[PromptLogprobs, ...]]:
         if not chunks:
-            return (), ()
+            return None, ()
         batch = self._batches.build(chunks, self._sampler.last_token_ids)
         hidden = self._model.forward(batch, self._cache)  # [num_tokens, hidden_size]
         return self._sample(chunks, batch, hidden), self._prompt_logprobs(chunks, hidden)
 
-    def _sample(
-        self, chunks: Sequence[Chunk], batch: ForwardBatch, hidden: Tensor
-    ) -> tuple[Sample, ...]:
+    def _sample(self, chunks: Sequence[Chunk], batch: ForwardBatch, hidden: Tensor) -> Draws | None:
         drawing = [chunk for chunk in chunks if chunk.sample_rows]
         if not drawing:
-            return ()
+            return None
         logits = self._model.logits(hidden[batch.logits_index])  # [num_drawing, vocab_size]
         rows = [row for chunk in drawing for row in chunk.sample_rows]
         if len(rows) > len(drawing):  # samples of one request draw from the same logits
             lines = [i for i, chunk in enumerate(drawing) for _ in chunk.sample_rows]
             logits = logits[torch.tensor(lines, device=logits.device)]  # [num_rows, vocab_size]
-        return self._sampler.draw(logits, rows).samples()
+        return self._sampler.draw(logits, rows)
 
     def _prompt_logprobs(
         self, chunks: Sequence[Chunk], hidden: Tensor
@@ -125,6 +144,6 @@ class ModelRunner:
     def _compact(self, plan: StepPlan) -> None:
         if not plan.compactions:
             return
-        self._compressor.run(plan.compactions)
+        self._compactor.launch(plan.compactions)
         for item in plan.compactions:
             self._tables.update(BlockUpdate(item.row, 0, item.block_ids))

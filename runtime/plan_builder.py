@@ -32,6 +32,11 @@ class PlannedCompaction:
     blocks: CompactionBlocks
     compaction: Compaction
 
+    @property
+    def num_blocks_coming(self) -> int:
+        """Blocks that are free (or only others') once it is done."""
+        return len(self.blocks.block_ids_before) - len(self.blocks.block_ids)
+
 
 class PlanBuilder:
     """One step in the making."""
@@ -39,8 +44,7 @@ class PlanBuilder:
     def __init__(self) -> None:
         self.chunks: list[PlannedChunk] = []
         self.compactions: list[PlannedCompaction] = []
-        self.blocks_coming = 0  # blocks that this step's compactions will free
-        self.blocks_promised = 0  # of those, how many a stalled request is waiting for
+        self.blocks_promised = 0  # coming blocks that a stalled request is waiting for
         self.has_displaced = False  # someone was preempted or swapped to make room
         self._planned: set[int] = set()  # rows
         self._row_setups: list[RowSetup] = []
@@ -88,8 +92,6 @@ class PlanBuilder:
     def add_compaction(self, planned: PlannedCompaction) -> None:
         self.compactions.append(planned)
         self._planned.add(planned.compaction.row)
-        before, after = len(planned.blocks.block_ids_before), len(planned.blocks.block_ids)
-        self.blocks_coming += before - after
 
     def swap_out(self, block_ids: list[int], host_ids: tuple[int, ...]) -> None:
         pairs = zip(block_ids, host_ids, strict=True)

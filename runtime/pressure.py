@@ -89,9 +89,8 @@ class Pressure:
     def _relieve(self, request: Request, plan: PlanBuilder) -> Relief:
         if self.release_held():
             return Relief.NOW
-        if plan.blocks_coming > plan.blocks_promised or self._compact_first(
-            list(self._state.running), plan
-        ):
+        is_coming = self._state.num_blocks_coming > plan.blocks_promised
+        if is_coming or self._compact_first(list(self._state.running), plan):
             plan.blocks_promised += 1
             return Relief.NEXT_STEP
         if self.release_waiting_branch(besides=request):

@@ -58,6 +58,7 @@ class Request:
         default_factory=list
     )  # samples awaiting the prefill
     skips: int = 0  # times a later request was admitted before it (lpm)
+    num_pending: int = 0  # tokens being drawn by steps whose result has not come back
     is_prefilled: bool = False  # its whole prompt is computed and may be shared through the tree
     is_stalled: bool = False  # found no block in the last step: goes in with the decodes next time
 
@@ -103,8 +104,8 @@ class Request:
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens that no step has computed yet; 1 is a decode, more is a prefill."""
-        return len(self.token_ids) - self.logical_len
+        """Tokens that no step has computed yet, known or being drawn: 1 is a decode, more a prefill."""
+        return len(self.token_ids) + self.num_pending - self.logical_len
 
     @property
     def is_compacted(self) -> bool:

@@ -5,7 +5,7 @@ requests. Integers only. Knows nothing of tensors, text or sockets.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from zipage_lang.radix_cache.block_table import Append
 from zipage_lang.runtime.admission import Admission
@@ -105,10 +105,14 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._state.running) or len(self._state.waiting) > 0
+        state = self._state
+        return bool(state.running) or len(state.waiting) > 0 or bool(state.compacting)
 
     def schedule(self) -> StepPlan:
-        """Decide the next step. Never empty while work waits."""
+        """Decide the next step, also while earlier steps are still running.
+
+        Empty only when all that can move waits for a result that is still to come.
+        """
         plan = PlanBuilder()
         for request in self._state.running:
             self._state.slots.provide(request)
@@ -118,28 +122,33 @@ class Scheduler:
         budget = self._run_on(plan, self._config.max_step_tokens)
         if not plan.has_displaced:
             budget = self._admit(plan, budget)
-        if plan.is_empty and self._state.running:
+        if plan.is_empty and not self._is_result_coming:
             self._break_standstill(plan, budget)
-        self._state.counts.num_steps += 1
-        step = self._state.counts.num_steps
-        self._in_flight[step] = plan
+            assert not (plan.is_empty and self.has_work), f"nothing could move: {self.stats()}"
+        step = self._state.counts.num_steps + 1
         sealed = plan.seal(step)
-        assert not (sealed.is_empty and self.has_work), self._standstill_report()
+        if not sealed.is_empty:
+            self._state.counts.num_steps = step
+            self._in_flight[step] = plan
         return sealed
 
     def apply(self, plan: StepPlan, result: StepResult) -> None:
-        """Take in what the step yielded."""
+        """Take in what the step yielded. Steps are applied in the order they were planned."""
         builder = self._in_flight.pop(plan.step)
-        for planned_compaction in builder.compactions:
-            if planned_compaction.request.status is Status.COMPACTING:
-                self._planner.finish(planned_compaction)
         self._take_prompt_logprobs(builder, result)
         by_row = {sample.row: sample for sample in result.samples}
         for planned in builder.chunks:
             self._commit(planned)
-            for request in planned.sampling_requests:
-                sample = by_row[self._row_of(planned, request)]
-                self._take_token(request, sample.token_id, sample.logprobs)
+            for request, row in zip(
+                planned.sampling_requests, planned.chunk.sample_rows, strict=True
+            ):
+                self._take_token(request, by_row[row].token_id, by_row[row].logprobs)
+        self.note_compacted(result.done_compactions)
+
+    def note_compacted(self, idents: Sequence[int]) -> None:
+        """These compactions are done, of whatever step they were."""
+        for ident in idents:
+            self._planner.finish(ident)
 
     def take_outputs(self) -> list[TokenOutput]:
         """What is to be told to clients since the last call."""
@@ -184,7 +193,7 @@ class Scheduler:
         for request in self._admission.candidates():
             if budget <= 0 or self._state.num_free_rows == 0:
                 break
-            if self._admission.should_wait_for_sibling(request):
+            if request.num_pending or self._admission.should_wait_for_sibling(request):
                 continue
             if not self._find_place(request, plan):
                 self._is_memory_wanted = True
@@ -204,6 +213,8 @@ class Scheduler:
 
     def _advance(self, request: Request, plan: PlanBuilder, budget: int) -> int:
         """One request's part of the step; returns the tokens it takes of the budget."""
+        if self._surely_ends(request):
+            return 0
         self._state.slots.provide_free(request)
         if self._planner.is_due(request):
             done = self._pressure.with_room(
@@ -225,6 +236,15 @@ class Scheduler:
             return 0
         self._plan_chunk(request, plan, num_tokens, append)
         return num_tokens
+
+    def _surely_ends(self, request: Request) -> bool:
+        """Whether the token that is being drawn is the last one by count."""
+        num_tokens = len(request.token_ids) + request.num_pending
+        num_output_tokens = num_tokens - request.num_prompt_tokens
+        return request.num_pending > 0 and (
+            num_output_tokens >= request.sampling.max_tokens
+            or num_tokens >= self._limits.max_model_len
+        )
 
     def _num_tokens(self, request: Request, budget: int) -> int:
         chunk = self._config.max_chunk_len or budget
@@ -266,6 +286,8 @@ class Scheduler:
         )
         request.max_resident_len = max(request.max_resident_len, request.resident_len)
         plan.add_chunk(PlannedChunk(request, chunk, sampling_requests))
+        for drawing in sampling_requests:
+            drawing.num_pending += 1
 
     def _samplers(self, leader: Request, plan: PlanBuilder) -> tuple[Request, ...]:
         """Who draws from the leader's logits: itself and the samples that waited for its prefill."""
@@ -283,8 +305,6 @@ class Scheduler:
 
     def _break_standstill(self, plan: PlanBuilder, budget: int) -> None:
         """Nobody could move: the newest gives its place up, until the oldest finds room."""
-        if self._in_flight:
-            return
         while plan.is_empty and self._state.running:
             plan.has_displaced = True
             self._pressure.preempt(self._state.running[-1])
@@ -294,9 +314,9 @@ class Scheduler:
                 budget = self._admit(plan, budget)
                 return
 
-    def _standstill_report(self) -> str:
-        stats = self.stats()
-        return f"nothing could move: {stats}"
+    @property
+    def _is_result_coming(self) -> bool:
+        return bool(self._in_flight) or bool(self._state.compacting)
 
     # Taking results in
 
@@ -311,10 +331,6 @@ class Scheduler:
                 self._state.cache.commit(table, request.token_ids, num_tokens)
             request.is_prefilled = table.logical_len >= request.num_prompt_tokens
 
-    def _row_of(self, planned: PlannedChunk, request: Request) -> int:
-        index = planned.sampling_requests.index(request)
-        return planned.chunk.sample_rows[index]
-
     def _take_prompt_logprobs(self, builder: PlanBuilder, result: StepResult) -> None:
         requests = {planned.chunk.row: planned.request for planned in builder.chunks}
         for item in result.prompt_logprobs:
@@ -325,7 +341,8 @@ class Scheduler:
             request.prompt_logprobs.extend(logprob_entry(entry) for entry in item.entries)
 
     def _take_token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        if request.status is Status.ENDED:
+        request.num_pending -= 1
+        if request.status in (Status.ENDED, Status.HELD):
             return
         request.token_ids.append(token_id)
         self._state.counts.num_decoded_tokens += 1
@@ -353,7 +370,7 @@ class Scheduler:
         num_known = request.num_prompt_tokens + max(0, num_output_tokens)
         del request.token_ids[num_known:]
         excess = request.logical_len - num_known
-        if request.table is None or excess <= 0:
+        if request.table is None or request in self._state.parting or excess <= 0:
             return
         if request.logical_len - excess >= request.last_compaction_at:
             self._state.cache.truncate(request.table, excess)
@@ -388,7 +405,7 @@ class Scheduler:
         if not siblings:
             del self._by_id[request.request_id]
         self._state.counts.num_finished += reason != "abort"
-        if request.table is None:
+        if request.table is None or request in self._state.parting:
             return
         if request.hold and reason != "abort":
             request.status = Status.HELD
@@ -399,7 +416,7 @@ class Scheduler:
     def _leave_queues(self, request: Request) -> None:
         """Out of its queue; row, slot and host blocks go back, the block table stays."""
         if request.status is Status.COMPACTING:
-            self._cancel_compaction(request)
+            self._state.parting.append(request)
         if request.row is not None:
             self._state.stop_running(request)
         elif request.status is Status.WAITING:
@@ -409,11 +426,3 @@ class Scheduler:
             request.swapped = None
         request.followers.clear()
         request.status = Status.ENDED
-
-    def _cancel_compaction(self, request: Request) -> None:
-        """It is being carried out, so what the tail holds is in flux: only the blocks come back."""
-        for builder in self._in_flight.values():
-            for planned in builder.compactions:
-                if planned.request is request and request.table is not None:
-                    self._state.cache.cancel_compaction(request.table, planned.blocks)
-                    self._state.drop_blocks(request)

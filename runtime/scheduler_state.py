@@ -13,6 +13,7 @@ from zipage_lang.radix_cache.prefix_cache import PrefixCache
 from zipage_lang.runtime.config import CacheConfig, SchedulerConfig
 from zipage_lang.runtime.host_blocks import HostBlocks
 from zipage_lang.runtime.limits import Limits
+from zipage_lang.runtime.plan_builder import PlannedCompaction
 from zipage_lang.runtime.query_slots import QuerySlots
 from zipage_lang.runtime.request import Request, Status
 from zipage_lang.runtime.waiting_queue import WaitingQueue
@@ -38,7 +39,8 @@ class Counts:
 
 
 class SchedulerState:
-    """Every live request is in exactly one of running, waiting, held, or its leader's followers."""
+    """Every request with blocks is in exactly one of running, waiting, held, parting, or its
+    leader's followers."""
 
     def __init__(
         self,
@@ -53,10 +55,17 @@ class SchedulerState:
         self.waiting = WaitingQueue(config.order, config.max_skips)
         self.running: SortedKeyList = SortedKeyList(key=lambda request: request.precedence)
         self.held: dict[str, Request] = {}  # oldest first
+        self.compacting: dict[int, PlannedCompaction] = {}  # by ident, until it is done
+        self.parting: list[Request] = []  # ended while compacting: their blocks are still in use
         self.slots = QuerySlots(limits.num_query_slots, limits.window, policy_queries)
         self.host = HostBlocks(limits.num_host_blocks)
         self.counts = Counts()
         self._free_rows = list(range(config.max_running - 1, -1, -1))
+
+    @property
+    def num_blocks_coming(self) -> int:
+        """Blocks that compactions under way will give back."""
+        return sum(planned.num_blocks_coming for planned in self.compacting.values())
 
     @property
     def num_free_rows(self) -> int:
@@ -108,7 +117,7 @@ class SchedulerState:
 
     def requests(self) -> Iterator[Request]:
         """Every request that has not ended, followers included."""
-        for request in (*self.running, *self.waiting, *self.held.values()):
+        for request in (*self.running, *self.waiting, *self.held.values(), *self.parting):
             yield request
             yield from request.followers
 

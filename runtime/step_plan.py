@@ -9,7 +9,8 @@ settings and its last drawn token live there between steps, so that a plan says 
 The runner carries a plan out in this order:
   1. swap_outs, 2. block_copies (all sources are read before any target is written), 3. swap_ins
   (whole blocks, all layers, K, V and slot state), 4. row_setups, 5. block_updates,
-  6. chunks: forward pass, then sampling, 7. compactions: score, select, fill holes.
+  6. chunks: forward pass, then sampling; compactions (score, select, fill holes) beside it, in any
+  order or at once: they touch no block that a chunk of the same plan touches.
 A block given up by one request may be another's in the same plan; in this order that is safe.
 """
 
@@ -94,6 +95,7 @@ class Compaction:
     now on. `block_copies` are made first (copy on write for shared blocks).
     """
 
+    ident: int  # names this compaction in the result that says it is done
     row: int
     policy: str
     protected_len: int
@@ -127,9 +129,22 @@ class StepPlan:
         return sum(chunk.num_tokens for chunk in self.chunks)
 
     @property
-    def is_empty(self) -> bool:
-        """True when the step moves no request forward."""
+    def is_idle(self) -> bool:
+        """True when it moves no request forward."""
         return not self.chunks and not self.compactions and not self.swap_outs
+
+    @property
+    def is_empty(self) -> bool:
+        """True when there is nothing to carry out."""
+        return not (
+            self.chunks
+            or self.compactions
+            or self.swap_outs
+            or self.swap_ins
+            or self.row_setups
+            or self.block_updates
+            or self.block_copies
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -161,12 +176,15 @@ class PromptLogprobs:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step yielded. Compacted rows may decode again from the next plan on."""
+    """What a step yielded, and which compactions are done: of this step, or of earlier ones.
+
+    A request may decode again from the next plan on once its compaction is done.
+    """
 
     step: int
     samples: tuple[Sample, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
-    compacted_rows: tuple[int, ...] = ()
+    done_compactions: tuple[int, ...] = ()
 
 
 def encode_plan(plan: StepPlan | StepResult) -> bytes:

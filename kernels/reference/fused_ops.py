@@ -6,6 +6,8 @@ Knows nothing of models or layers.
 import torch
 from torch import Tensor
 
+from zipage_lang.kernels.reference.kv_store import store_kv
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight over the last axis; the mean is taken in float32.
@@ -15,9 +17,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         weight: [size].
         eps: added to the mean square.
     """
-    wide = x.float()
-    scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()  # [..., 1]
-    return torch.mul(wide, scale).to(x.dtype).mul_(weight)
+    # One pass over x for its norm; the rest works on one number per row.
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)  # [..., 1]
+    scale = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()  # [..., 1]
+    return torch.mul(x, scale).to(x.dtype).mul_(weight)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -68,3 +71,37 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """
     gate, up = gate_up.chunk(2, dim=-1)  # [num_tokens, size] each
     return torch.nn.functional.silu(gate).mul_(up)
+
+
+def qk_norm_rope_store(
+    qkv: Tensor,
+    q_norm_weight: Tensor | None,
+    k_norm_weight: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    layer_kv: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """From the merged projection to q, with K and V in their slots.
+
+    Args:
+        qkv: [num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim].
+        q_norm_weight, k_norm_weight: [head_dim], RMSNorm over each head; both or neither.
+        eps: of the norm.
+        cos, sin: [num_tokens, head_dim / 2], of the dtype of qkv.
+        layer_kv: [num_blocks, 2, block_size, num_kv_heads, head_dim]; written.
+        slots: int64 [num_tokens]; a token with a negative slot is not stored.
+
+    Returns:
+        q: [num_tokens, num_q_heads, head_dim], normed and rotated, contiguous.
+    """
+    num_kv_heads, head_dim = layer_kv.shape[3:]
+    num_q_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+    heads = qkv.view(len(qkv), -1, head_dim)  # [num_tokens, all heads, head_dim]
+    q, k, v = heads.split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)
+    if q_norm_weight is not None and k_norm_weight is not None:
+        q, k = rms_norm(q, q_norm_weight, eps), rms_norm(k, k_norm_weight, eps)
+    q, k = rope(q, k, cos, sin)
+    store_kv(layer_kv, slots, k, v)
+    return q

@@ -8,20 +8,23 @@ from torch import Tensor
 
 
 def store_kv(layer_kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
-    """Write this step's keys and values into one layer's pool, in place.
+    """Write this step's keys and values into one layer's pool, in place; slots below 0 are dropped.
 
     Args:
         layer_kv: [num_blocks, 2, block_size, num_kv_heads, head_dim].
-        slots: int64 [num_tokens], block_id * block_size + offset.
+        slots: int64 [num_tokens], block_id * block_size + offset, or negative (a padded batch).
         k, v: [num_tokens, num_kv_heads, head_dim].
     """
+    if len(slots) and int(slots.min()) < 0:
+        is_kept = slots >= 0  # [num_tokens]
+        slots, k, v = slots[is_kept], k[is_kept], v[is_kept]
     block_size = layer_kv.shape[2]
     pool = layer_kv.view(-1, layer_kv.shape[3] * layer_kv.shape[4])
     blocks = torch.div(slots, block_size, rounding_mode="floor")  # [num_tokens]
     k_rows = torch.add(slots, blocks, alpha=block_size)  # [num_tokens]
-    pool.index_copy_(0, k_rows, k.reshape(len(slots), -1))
+    pool.index_copy_(0, k_rows, k.reshape(-1, pool.shape[1]))
     # A slot's value lies block_size rows behind its key.
-    pool[block_size:].index_copy_(0, k_rows, v.reshape(len(slots), -1))
+    pool[block_size:].index_copy_(0, k_rows, v.reshape(-1, pool.shape[1]))
 
 
 def store_queries(
@@ -32,16 +35,20 @@ def store_queries(
     q: Tensor,
     lse: Tensor,
 ) -> None:
-    """Keep some of this step's queries and their log-sum-exps for scoring, in place.
+    """Keep some of this step's queries and their log-sum-exps, in place; slots below 0 are dropped.
 
     Args:
         ring: [num_entries, num_q_heads, head_dim] of one layer.
         ring_lse: float32 [num_entries, num_q_heads], base 2.
-        ring_slots: int64 [num_writes], entries written to.
-        token_index: int64 [num_writes], which of this step's tokens go there.
+        ring_slots: int64 [num_writes], entries written to, or negative (a padded batch).
+        token_index: int64 [num_writes], which of this step's tokens go there; not read where the
+            slot is negative.
         q: [num_tokens, num_q_heads, head_dim], after RoPE, unscaled.
         lse: float32 [num_tokens, num_q_heads], base 2.
     """
+    if len(ring_slots) and int(ring_slots.min()) < 0:
+        is_kept = ring_slots >= 0  # [num_writes]
+        ring_slots, token_index = ring_slots[is_kept], token_index[is_kept]
     ring.index_copy_(0, ring_slots, q.index_select(0, token_index))
     ring_lse.index_copy_(0, ring_slots, lse.index_select(0, token_index))
 

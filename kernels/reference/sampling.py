@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from zipage_lang.kernels.backend import RowSettings
+
 WEIGHT_ONE = 2.0**40  # weight of the likeliest token; sums over 2^23 tokens still fit 63 bits
 FIRST_WIDTH = 256  # tokens sorted before asking whether top-p reaches further
 MIN_TEMPERATURE = 1e-6  # below, float32 quotients overflow; the draw is greedy long before
@@ -116,6 +118,34 @@ def draw_filtered_tokens(
     kept = kept * (reach - kept < need)  # [num_lines, width]
     columns = _pick(_drop_below(kept, min_p), uniform)
     return token_ids.gather(1, columns[:, None])[:, 0]
+
+
+def draw_rows(
+    logits: Tensor, rows: Tensor, settings: RowSettings, max_top_k: int
+) -> tuple[Tensor, Tensor]:
+    """Draw one token per line with the settings of its row: greedy, plain or filtered.
+
+    Args:
+        logits: float32 [num_lines, vocab_size].
+        rows: int64 [num_lines], into the tensors of `settings`; a negative row's draw is arbitrary.
+        settings: see `RowSettings`.
+        max_top_k: the largest of the lines' `top_k`; 0 where no line has top_k or top_p.
+    Returns:
+        token_ids: int64 [num_lines].
+        best: float32 [num_lines], the largest logit; NaN where the line holds one.
+    """
+    seeds, drawn_before, *of_line = (setting[rows.clamp(min=0)] for setting in settings)
+    temperature, top_k, top_p, min_p = of_line  # [num_lines] each
+    uniform = random_uniform(seeds, drawn_before)  # [num_lines]
+    best, token_ids = logits.max(-1)  # [num_lines] each
+    plain = draw_tokens(logits, temperature, min_p, uniform)
+    token_ids = torch.where(temperature > 0, plain, token_ids)
+    if max_top_k:
+        filters = (temperature, top_k, top_p, min_p, uniform)
+        filtered = draw_filtered_tokens(logits, *filters, max_top_k)
+        is_filtered = (temperature > 0) & ((top_k < logits.shape[1]) | (top_p < 1))
+        token_ids = torch.where(is_filtered, filtered, token_ids)
+    return token_ids, best
 
 
 def score_tokens(

@@ -60,9 +60,7 @@ class AttentionBlock:
         backend: Backend,
     ) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]; writes into the cache's layer."""
-        q, k, v = self.heads.split(
-            backend.linear(x, self.qkv)
-        )  # [num_tokens, heads, head_dim]
+        q, k, v = self.heads.split(backend.linear(x, self.qkv))  # [num_tokens, heads, head_dim]
         if self.norms is not None:
             q = backend.rms_norm(q, self.norms.q, self.norms.eps)
             k = backend.rms_norm(k, self.norms.k, self.norms.eps)

@@ -1,4 +1,4 @@
-"""load_model: from a folder or a GGUF file to a model that runs.
+"""load_model and load_dummy_model: from a folder, a GGUF file or a shape to a model that runs.
 
 Knows nothing of where models are kept or how they are fetched.
 """
@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from zipage_lang.kernels.backend import Backend
+from zipage_lang.runtime.model_shapes import published_shape
 from zipage_lang.runtime.models.assemble import assemble_decoder
 from zipage_lang.runtime.models.config import ArchConfig, ModelFamily
 from zipage_lang.runtime.models.decoder import Decoder
+from zipage_lang.runtime.models.dummy import DEFAULT_STD, RandomWeights
 from zipage_lang.runtime.models.gguf_file import GgufFile
 from zipage_lang.runtime.models.gguf_weights import GgufWeights, read_gguf_config
 from zipage_lang.runtime.models.llama import LLAMA
@@ -51,6 +53,31 @@ def load_model(
     except ValueError as error:
         raise _named(path, error) from error
     return LoadedModel(arch, model, context)
+
+
+def load_dummy_model(
+    name: str,
+    dtype: torch.dtype,
+    backend: Backend,
+    max_model_len: int | None,
+    *,
+    std: float = DEFAULT_STD,
+) -> LoadedModel:
+    """A model with random weights.
+
+    Args:
+        name: of a published shape, or a local folder with config.json.
+        dtype, max_model_len: as for `load_model`.
+        std: standard deviation of the weights.
+
+    Raises ValueError for a name that is not known or a config that is not supported.
+    """
+    path = Path(name).expanduser()
+    config_path = path / "config.json"
+    arch = _read_arch(read_json(config_path) if path.is_dir() else published_shape(name), path)
+    context = _context(arch, max_model_len, path)
+    source = RandomWeights(arch, dtype, backend.device, std=std)
+    return LoadedModel(arch, assemble_decoder(arch, source, dtype, backend, context), context)
 
 
 def _open_folder(folder: Path) -> tuple[ArchConfig, WeightSource]:

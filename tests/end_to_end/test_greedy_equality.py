@@ -59,11 +59,11 @@ def expected(smollm2_reference, tokenizer, prompts, reference):
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 def test_smollm2_in_one_batch(smollm2, prompts, expected, driver, options):
-    assert driver(smollm2, **options).greedy(prompts, MAX_TOKENS) == expected
+    assert driver(smollm2, num_threads=2, **options).greedy(prompts, MAX_TOKENS) == expected
 
 
 def test_smollm2_alone_then_sixteen_on_a_warm_cache(smollm2, prompts, expected, driver):
-    engine = driver(smollm2)
+    engine = driver(smollm2, num_threads=2)
     for index, prompt in enumerate(prompts):
         engine.add(f"alone-{index}", prompt, temperature=0, max_tokens=MAX_TOKENS)
         engine.finish()
@@ -75,7 +75,7 @@ def test_smollm2_alone_then_sixteen_on_a_warm_cache(smollm2, prompts, expected, 
 
 def test_smollm2_preempted(smollm2, prompts, expected, driver):
     """A pool of 40 blocks can't hold 20 requests of up to 9 blocks: some must lose their place."""
-    engine = driver(smollm2, num_blocks=40)
+    engine = driver(smollm2, num_threads=2, num_blocks=40)
     assert engine.greedy(prompts, MAX_TOKENS) == expected
     assert engine.engine.stats()["num_preemptions"] > 0
 

@@ -353,6 +353,7 @@ def plan(world, request, num_keep, num_queries):
                 after[index] = world.take_blocks(1)[0]
                 copies.append(BlockCopy(before[index], after[index]))
     return Compaction(
+        ident=0,
         row=request.row,
         policy=request.policy.name,
         protected_len=request.protected_len,

@@ -107,7 +107,7 @@ def test_num_tokens_sums_the_chunks():
 
 
 @pytest.mark.parametrize(
-    ("parts", "is_empty"),
+    ("parts", "is_idle"),
     [
         ({}, True),
         ({"chunks": (CHUNK,)}, False),
@@ -116,8 +116,8 @@ def test_num_tokens_sums_the_chunks():
         ({"block_copies": (BlockCopy(1, 2),)}, True),
     ],
 )
-def test_step_is_empty_when_no_request_moves(parts, is_empty):
-    assert StepPlan(step=0, **parts).is_empty is is_empty
+def test_step_is_idle_when_no_request_moves(parts, is_idle):
+    assert StepPlan(step=0, **parts).is_idle is is_idle
 
 
 @pytest.mark.parametrize("part", [StepPlan(step=0), StepResult(step=0), CHUNK, BlockCopy(1, 2)])
@@ -127,3 +127,8 @@ def test_parts_are_frozen_and_take_no_new_names(part):
         setattr(part, name, 5)
     with pytest.raises((AttributeError, TypeError)):
         part.extra = 5
+
+
+def test_step_is_empty_only_when_there_is_nothing_to_carry_out():
+    assert StepPlan(step=0).is_empty
+    assert not StepPlan(step=0, block_updates=(BlockUpdate(0, 0, (1,)),)).is_empty

@@ -175,7 +175,7 @@ class FakeRunner:
             step=plan.step,
             samples=tuple(samples),
             prompt_logprobs=tuple(prompt_logprobs),
-            compacted_rows=tuple(compaction.row for compaction in plan.compactions),
+            done_compactions=tuple(compaction.ident for compaction in plan.compactions),
         )
 
     def _check_shape(self, plan: StepPlan) -> None:

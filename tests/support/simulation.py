@@ -170,7 +170,7 @@ class Simulation:
         had_work = self.scheduler.has_work
         plan = self.scheduler.schedule()
         self.plans.append(plan)
-        assert not (had_work and plan.is_empty), f"step {plan.step} is empty while work waits"
+        assert not (had_work and plan.is_idle), f"step {plan.step} is empty while work waits"
         self._check_budget(plan)
         for setup in plan.row_setups:
             self.row_seeds[setup.sampling.seed].add(setup.seed)

@@ -32,6 +32,7 @@ def chunk(row=0, tokens=PROMPT, position=0, start=None, sample=(), query_slot=No
 
 def compaction(**changes):
     plain = Compaction(
+        ident=0,
         row=0,
         policy="zipage",
         protected_len=1,
@@ -122,7 +123,7 @@ def test_dummy_block_is_no_block(runner):
 
 def test_compaction_keeps_the_newest_and_decoding_goes_on(runner):
     prefill(runner, sample=(0,), query_slot=0)
-    assert runner.run(StepPlan(step=1, compactions=(compaction(),))).compacted_rows == (0,)
+    assert runner.run(StepPlan(step=1, compactions=(compaction(),))).done_compactions == (0,)
     plan = StepPlan(
         step=2,
         block_updates=(BlockUpdate(0, 2, (4,)),),

@@ -101,6 +101,7 @@ def test_third_party_policy_compacts(install):
     norms = [1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 0.1, 0.2]  # slot 0 is a sink, slots 6 and 7 are recent
     cache.kv[0, [1] * 4 + [2] * 4, 0, [0, 1, 2, 3] * 2, 0, 0] = torch.tensor(norms)
     item = Compaction(
+        ident=0,
         row=0,
         policy="long-keys",
         protected_len=0,

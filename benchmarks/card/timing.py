@@ -1,0 +1,51 @@
+"""Timing on the card: CUDA events around graph replays, medians of repeats.
+
+Knows nothing of what is timed.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def capture(work: Callable[[], object], warmups: int = 2) -> torch.cuda.CUDAGraph:
+    """`work` as a graph, after warming it up on a side stream."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(warmups):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph
+
+
+def event_ms(work: Callable[[], object], repeats: int = 10, warmups: int = 2) -> float:
+    """Median device time of one call, in milliseconds."""
+    times = []
+    for repeat in range(warmups + repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        if repeat >= warmups:
+            times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def host_us(work: Callable[[], object], repeats: int = 20, warmups: int = 3) -> float:
+    """Median host time of one call that returns before the device is done, in microseconds."""
+    times = []
+    for repeat in range(warmups + repeats):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        work()
+        if repeat >= warmups:
+            times.append(time.perf_counter() - started)
+    torch.cuda.synchronize()
+    return statistics.median(times) * 1e6

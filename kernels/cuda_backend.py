@@ -1,0 +1,73 @@
+"""The `cuda` backend: FlashInfer attention, cuBLAS products, Triton kernels.
+
+Knows nothing of models, requests or plans.
+"""
+
+import torch
+from torch import Tensor
+
+from zipage_lang.kernels import compact, fused_ops, kv_store, sampling, scores, select
+from zipage_lang.kernels.attention import FlashInferAttention, GraphDecode
+from zipage_lang.kernels.dense_attention import DenseAttention
+from zipage_lang.kernels.flashinfer_module import Heads
+from zipage_lang.kernels.reference import scores as reference_scores
+
+FLASHINFER_DTYPES = (torch.bfloat16, torch.float16)
+
+
+class CudaBackend:
+    """Runs the engine on one card. float32 attends in plain torch: for tests, not for speed."""
+
+    name = "cuda"
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """dtype: of weights and KV cache."""
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        uses_flashinfer = dtype in FLASHINFER_DTYPES
+        self._kernels = (
+            FlashInferAttention(self.device, dtype)
+            if uses_flashinfer
+            else DenseAttention(self.device)
+        )
+        self.plan_attention = self._kernels.plan_attention
+        self.attention = self._kernels.attention
+
+    def graph_decode(self, heads: Heads, *, max_rows: int, max_blocks: int) -> GraphDecode | None:
+        """Decode attention that CUDA graphs may capture; None where this dtype has none."""
+        if not isinstance(self._kernels, FlashInferAttention):
+            return None
+        return GraphDecode(self._kernels, heads, max_rows=max_rows, max_blocks=max_blocks)
+
+    @staticmethod
+    def prepare_linear(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """A weight [out_size, in_size] and its bias, as cuBLAS reads them best."""
+        return weight.contiguous(), bias
+
+    @staticmethod
+    def linear(x: Tensor, prepared: tuple[Tensor, Tensor | None]) -> Tensor:
+        """x [num_rows, in_size] times the weight, [num_rows, out_size]."""
+        return torch.nn.functional.linear(x, *prepared)
+
+    store_kv = staticmethod(kv_store.store_kv)
+    store_queries = staticmethod(kv_store.store_queries)
+    copy_blocks = staticmethod(kv_store.copy_blocks)
+    rms_norm = staticmethod(fused_ops.rms_norm)
+    add_rms_norm = staticmethod(fused_ops.add_rms_norm)
+    rope = staticmethod(fused_ops.rope)
+    silu_mul = staticmethod(fused_ops.silu_mul)
+    qk_norm_rope_store = staticmethod(fused_ops.qk_norm_rope_store)
+    random_uniform = staticmethod(sampling.random_uniform)
+    penalize = staticmethod(sampling.penalize)
+    draw_tokens = staticmethod(sampling.draw_tokens)
+    draw_filtered_tokens = staticmethod(sampling.draw_filtered_tokens)
+    score_tokens = staticmethod(sampling.score_tokens)
+    gather_keys = staticmethod(reference_scores.gather_keys)
+    gather_values = staticmethod(reference_scores.gather_values)
+    attention_mass = staticmethod(scores.attention_mass)
+    lightning_similarity = staticmethod(scores.lightning_similarity)
+    flash_similarity = staticmethod(scores.flash_similarity)
+    mass_and_similarity = staticmethod(scores.mass_and_similarity)
+    combine_scores = staticmethod(scores.combine_scores)
+    protect_slots = staticmethod(select.protect_slots)
+    select_top_k = staticmethod(select.select_top_k)
+    fill_holes = staticmethod(compact.fill_holes)

@@ -1,0 +1,177 @@
+"""FlashInfer's paged attention below its wrappers: one compiled module, planned and run directly.
+
+Knows nothing of requests, of batches, or of who owns a buffer.
+
+FlashInfer's wrapper classes own their buffers, allocate in every plan, read device tensors back to
+the host and, under CUDA graphs, always split and merge. The module they stand on does none of this.
+Its calls are not a stable interface, so the version is checked. Its prefill kernel with query tiles
+of 16 rows is also FlashInfer's tensor-core decode.
+"""
+
+import functools
+import logging
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+TESTED_VERSION = "0.6.11"
+HEAD_DIMS = (64, 128, 256)
+
+_LOG = logging.getLogger(__name__)
+_NON_CAUSAL, _CAUSAL = 0, 1  # flashinfer MaskMode
+_NHD = 0  # flashinfer TensorLayout
+_NO_WINDOW = -1
+
+
+class Heads(NamedTuple):
+    """The shape of queries and pool, as `plan_attention` is told."""
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+
+
+class SequenceIndex(NamedTuple):
+    """Where each sequence's queries and slots are; all int32, on the host or on the device."""
+
+    q_starts: Tensor  # [num_seqs + 1]
+    block_starts: Tensor  # [num_seqs + 1], into block_ids
+    last_block_lens: Tensor  # [num_seqs], slots used in the last block, 1 to block_size
+    block_ids: Tensor  # [block_starts[-1]]
+
+
+class LaunchPlan(NamedTuple):
+    """How a launch is divided; plain numbers, so that two plans can be compared."""
+
+    info: tuple[int, ...]  # what `plan` returned, passed back as it is
+    is_causal: bool
+
+
+class PagedAttentionModule:
+    """Plans and runs paged attention for one dtype and head size."""
+
+    def __init__(self, dtype: torch.dtype, head_dim: int) -> None:
+        self._module = _load(dtype, head_dim)
+
+    def plan(
+        self,
+        workspaces: tuple[Tensor, Tensor, Tensor],
+        index: SequenceIndex,
+        kv_lens: Tensor,
+        heads: Heads,
+        *,
+        is_causal: bool,
+        is_padded: bool,
+    ) -> LaunchPlan:
+        """Divide a batch among the multiprocessors; enqueues one copy on the current stream.
+
+        Args:
+            workspaces: uint8: float workspace (device), index workspace (device), and the pinned
+                host memory the index workspace is copied from, which must stay as it is until then.
+            index, kv_lens: int32 host tensors.
+            is_causal: whether a sequence's tokens see different slots.
+            is_padded: make the launch as large as any batch of this many rows may need, so that a
+                captured launch fits all of them; always splits sequences and merges.
+        """
+        num_seqs = len(kv_lens)
+        info = self._module.plan(
+            *workspaces,
+            index.q_starts,
+            index.block_starts,
+            kv_lens,
+            int(index.q_starts[-1]),
+            num_seqs,
+            heads.num_q_heads,
+            heads.num_kv_heads,
+            heads.block_size,
+            is_padded,
+            heads.head_dim,
+            heads.head_dim,
+            is_causal,
+            _NO_WINDOW,
+            -1,  # split size: FlashInfer's own choice
+            False,  # splitting may not be switched off
+            0,  # no other kernel shares the card
+        )
+        return LaunchPlan(tuple(int(number) for number in info), is_causal)
+
+    def run(
+        self,
+        workspaces: tuple[Tensor, Tensor],
+        launch: LaunchPlan,
+        q: Tensor,
+        layer_kv: Tensor,
+        index: SequenceIndex,
+        out: Tensor,
+        lse: Tensor | None,
+        scale: float,
+    ) -> None:
+        """Attention of q into `out` and, when given, the base-2 log-sum-exp into `lse`.
+
+        Args:
+            workspaces: the float and the index workspace that `launch` was planned with.
+            q: [num_tokens, num_q_heads, head_dim]; its last axis must be contiguous.
+            layer_kv: [num_blocks, 2, block_size, num_kv_heads, head_dim].
+            index: int32 device tensors.
+            out: [num_tokens, num_q_heads, head_dim], contiguous.
+            lse: float32 [num_tokens, num_q_heads], contiguous.
+        """
+        keys, values = layer_kv.unbind(1)  # [num_blocks, block_size, num_kv_heads, head_dim] each
+        self._module.paged_run(
+            *workspaces,
+            launch.info,
+            q,
+            keys,
+            values,
+            index.q_starts,
+            index.block_starts,
+            index.block_ids,
+            index.last_block_lens,
+            out,
+            lse,
+            _CAUSAL if launch.is_causal else _NON_CAUSAL,
+            _NHD,
+            _NO_WINDOW,
+            True,  # may start while its predecessor drains; it waits before it reads q and the pool
+            *_NO_EXTRAS,
+            0.0,  # no soft cap on logits
+            scale,
+            1.0,  # RoPE scale and theta: keys are stored rotated
+            1.0,
+            0,
+        )
+
+
+# Custom mask and its index, ALiBi slopes, three of multi-item scoring, two of FP4 caches.
+_NO_EXTRAS = (None,) * 8
+
+
+@functools.cache
+def _load(dtype: torch.dtype, head_dim: int) -> Any:
+    """The compiled module; builds it, once per machine and for about a minute, when it is missing.
+
+    Raises RuntimeError when FlashInfer is missing or of a version not tested.
+    """
+    try:
+        import flashinfer
+        from flashinfer.jit.attention.modules import gen_batch_prefill_module
+    except ImportError as error:
+        raise RuntimeError(
+            f"the cuda backend needs FlashInfer ({error}); pip install 'zipage-lang[gpu]'"
+        ) from error
+    if not flashinfer.__version__.startswith(TESTED_VERSION):
+        raise RuntimeError(
+            f"FlashInfer {flashinfer.__version__} is not supported; install {TESTED_VERSION}.*"
+        )
+    kinds = (dtype, dtype, dtype, torch.int32)  # queries, pool, output, indices
+    spec = gen_batch_prefill_module("fa2", *kinds, head_dim, head_dim, 0, False, False, False)
+    if not spec.is_compiled:
+        _LOG.warning(
+            "building FlashInfer's attention for %s, head size %d; about a minute, kept in %s",
+            dtype,
+            head_dim,
+            spec.build_dir,
+        )
+    return spec.build_and_load()

@@ -1,0 +1,58 @@
+"""Runs compactions beside the decoding: on a CUDA stream of their own, or at once on the CPU.
+
+Knows nothing of requests or of how slots are scored.
+"""
+
+import dataclasses
+from collections import deque
+
+import torch
+
+from zipage_lang.runtime.kv_compressor import KVCompressor
+from zipage_lang.runtime.step_plan import Compaction
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Batch:
+    idents: tuple[int, ...]
+    done: torch.cuda.Event | None  # None: done already
+
+
+class Compactor:
+    """Ordered by events, with no wait on the host: a batch starts behind what is on the current
+    stream when it is launched, and what is launched there afterwards does not wait for it."""
+
+    def __init__(self, compressor: KVCompressor, device: torch.device) -> None:
+        self._compressor = compressor
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._batches: deque[_Batch] = deque()
+
+    def launch(self, compactions: tuple[Compaction, ...]) -> None:
+        """Start them. Their requests must sit out until they are told as done."""
+        idents = tuple(item.ident for item in compactions)
+        if self._stream is None:
+            self._compressor.run(compactions)
+            self._batches.append(_Batch(idents, None))
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            self._compressor.run(compactions)
+        self._batches.append(_Batch(idents, self._stream.record_event()))
+
+    def take_done(self) -> tuple[int, ...]:
+        """Those that are done and have not been told yet."""
+        done: list[int] = []
+        while self._batches and _is_done(self._batches[0]):
+            done += self._batches.popleft().idents
+        return tuple(done)
+
+    def wait(self) -> tuple[int, ...]:
+        """As `take_done`, but waits for all."""
+        for batch in self._batches:
+            if batch.done is not None:
+                batch.done.synchronize()
+        return self.take_done()
+
+
+def _is_done(batch: _Batch) -> bool:
+    return batch.done is None or batch.done.query()

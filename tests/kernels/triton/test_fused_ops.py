@@ -1,0 +1,165 @@
+"""The fused Triton kernels against their twins: float32 to rounding, bfloat16 to three roundings."""
+
+import pytest
+import torch
+
+from zipage_lang.kernels import fused_ops, kv_store
+from zipage_lang.kernels.reference import fused_ops as reference
+
+DTYPES = [torch.float32, torch.bfloat16]
+# num_q_heads, num_kv_heads, head_dim
+SHAPES = [(4, 4, 16), (9, 3, 64), (16, 1, 128), (12, 10, 80)]
+
+
+def random(*shape, dtype, device, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype).to(device)
+
+
+def assert_near(got, want, exact):
+    """`want` is the twin's; `exact` the float64 value, which must be as near as rounding allows."""
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    assert got.is_contiguous()
+    half_precision = 1.2e-2 if got.is_cuda else 2.5e-2  # the interpreter truncates
+    tolerance = 3e-6 if got.dtype == torch.float32 else half_precision
+    torch.testing.assert_close(got.double(), exact, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(got, want, rtol=2 * tolerance, atol=2 * tolerance)
+
+
+def doubled(*tensors):
+    return [tensor.double() for tensor in tensors]
+
+
+def norm64(x, weight, eps):
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [8, 64, 1000, 1024, 4096, 8192])
+@pytest.mark.parametrize("num_tokens", [0, 1, 5])
+def test_rms_norm_equals_its_twin(device, dtype, size, num_tokens):
+    x = random(num_tokens, size, dtype=dtype, device=device) * 3
+    weight = random(size, dtype=dtype, device=device, seed=1)
+    got, want = fused_ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)
+    assert_near(got, want, norm64(*doubled(x, weight), 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rms_norm_reads_strided_heads(device, dtype, shape):
+    num_q_heads, num_kv_heads, head_dim = shape
+    merged = random(7, num_q_heads + 2 * num_kv_heads, head_dim, dtype=dtype, device=device)
+    heads = merged[:, num_q_heads : num_q_heads + num_kv_heads]
+    weight = random(head_dim, dtype=dtype, device=device, seed=1)
+    got, want = fused_ops.rms_norm(heads, weight, 1e-6), reference.rms_norm(heads, weight, 1e-6)
+    assert_near(got, want, norm64(*doubled(heads, weight), 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [64, 1000, 4096])
+def test_add_rms_norm_equals_its_twin_and_leaves_its_inputs(device, dtype, size):
+    x = random(5, size, dtype=dtype, device=device)
+    residual = random(5, size, dtype=dtype, device=device, seed=1) * 2
+    weight = random(size, dtype=dtype, device=device, seed=2)
+    before = x.clone(), residual.clone()
+    normed, total = fused_ops.add_rms_norm(x, residual, weight, 1e-5)
+    want_normed, want_total = reference.add_rms_norm(x, residual, weight, 1e-5)
+    if device.type == "cuda" or dtype == torch.float32:  # the interpreter truncates to bfloat16
+        assert torch.equal(total, want_total)
+    assert_near(total, want_total, x.double() + residual.double())
+    assert_near(normed, want_normed, norm64(*doubled(total, weight), 1e-5))
+    assert torch.equal(x, before[0])
+    assert torch.equal(residual, before[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [3, 1024, 1536, 2500])
+@pytest.mark.parametrize("num_tokens", [0, 1, 6])
+def test_silu_mul_equals_its_twin(device, dtype, size, num_tokens):
+    gate_up = random(num_tokens, 2 * size, dtype=dtype, device=device) * 4
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    exact = gate * torch.sigmoid(gate) * up
+    assert_near(fused_ops.silu_mul(gate_up), reference.silu_mul(gate_up), exact)
+
+
+def test_silu_mul_of_huge_gates_is_finite_or_zero(device):
+    gate_up = torch.tensor([[-1e30, -200.0, 200.0, 0.0, 2.0, 2.0, 2.0, 2.0]], device=device)
+    assert fused_ops.silu_mul(gate_up).tolist() == [[0.0, 0.0, 400.0, 0.0]]
+
+
+def angles(num_tokens, head_dim, dtype, device):
+    angle = random(num_tokens, head_dim // 2, dtype=torch.float64, device=device, seed=9) * 100
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate64(x, cos, sin):
+    (low, high), cos, sin = x.chunk(2, dim=-1), cos[:, None], sin[:, None]
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("num_tokens", [0, 1, 6])
+def test_rope_equals_its_twin(device, dtype, shape, num_tokens):
+    num_q_heads, num_kv_heads, head_dim = shape
+    merged = random(num_tokens, num_q_heads + num_kv_heads, head_dim, dtype=dtype, device=device)
+    q, k = merged[:, :num_q_heads], merged[:, num_q_heads:]
+    cos, sin = angles(num_tokens, head_dim, dtype, device)
+    got, want = fused_ops.rope(q, k, cos, sin), reference.rope(q, k, cos, sin)
+    for one, twin, x in zip(got, want, (q, k), strict=True):
+        assert_near(one, twin, rotate64(*doubled(x, cos, sin)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_qk_norm_rope_store_equals_its_twin(device, dtype, shape, has_norm, block_size):
+    num_q_heads, num_kv_heads, head_dim = shape
+    size = (num_q_heads + 2 * num_kv_heads) * head_dim
+    qkv = random(9, size, dtype=dtype, device=device)
+    weights = [random(head_dim, dtype=dtype, device=device, seed=seed) for seed in (1, 2)]
+    if not has_norm:
+        weights = [None, None]
+    cos, sin = angles(9, head_dim, dtype, device)
+    num_blocks = 32 // block_size
+    pool = random(num_blocks, 2, block_size, num_kv_heads, head_dim, dtype=dtype, device=device)
+    slots = torch.tensor([3, -1, 31, 0, 16, -1, 15, 8, 9], device=device)
+    expected, before = pool.clone(), pool.clone()
+    q = fused_ops.qk_norm_rope_store(qkv, *weights, 1e-6, cos, sin, pool, slots)
+    want = reference.qk_norm_rope_store(qkv, *weights, 1e-6, cos, sin, expected, slots)
+
+    heads = qkv.view(9, -1, head_dim).double()
+    parts = heads.split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)
+    if has_norm:
+        parts = [*(norm64(p, w.double(), 1e-6) for p, w in zip(parts, weights)), parts[2]]
+    angle = doubled(cos, sin)
+    assert_near(q, want, rotate64(parts[0], *angle))
+    exact = before.double()
+    kept = slots >= 0
+    blocks, offsets = slots[kept] // block_size, slots[kept] % block_size
+    exact[blocks, 0, offsets] = rotate64(parts[1], *angle)[kept]
+    exact[blocks, 1, offsets] = parts[2][kept]
+    assert_near(pool, expected, exact)
+    untouched = torch.ones(num_blocks, block_size, dtype=torch.bool, device=device)
+    untouched[blocks, offsets] = False
+    by_slot = (0, 2, 1, 3, 4)  # [num_blocks, block_size, 2, num_kv_heads, head_dim]
+    assert torch.equal(pool.permute(by_slot)[untouched], before.permute(by_slot)[untouched])
+
+
+def test_qk_norm_rope_store_equals_the_separate_kernels(device):
+    num_q_heads, num_kv_heads, head_dim = 8, 2, 64
+    qkv = random(5, 12 * head_dim, dtype=torch.float32, device=device)
+    weight = random(head_dim, dtype=torch.float32, device=device, seed=1)
+    cos, sin = angles(5, head_dim, torch.float32, device)
+    pools = [torch.zeros(4, 2, 4, num_kv_heads, head_dim, device=device) for _ in range(2)]
+    slots = torch.tensor([0, 5, 15, -1, 2], device=device)
+    fused = fused_ops.qk_norm_rope_store(qkv, weight, weight, 1e-6, cos, sin, pools[0], slots)
+    heads = qkv.view(5, -1, head_dim)
+    q, k, v = heads.split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)
+    q, k = fused_ops.rms_norm(q, weight, 1e-6), fused_ops.rms_norm(k, weight, 1e-6)
+    q, k = fused_ops.rope(q, k, cos, sin)
+    kv_store.store_kv(pools[1], slots, k, v)
+    torch.testing.assert_close(fused, q, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(pools[0], pools[1], rtol=1e-6, atol=1e-6)
