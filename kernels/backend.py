@@ -44,6 +44,12 @@ class RowSettings(NamedTuple):
     min_p: Tensor  # float64; 0 is off
 
 
+class GraphPlanner(Protocol):
+    """Plans decode attention whose launch is fixed per bucket, so that a graph may hold it."""
+
+    def plan(self, batch: AttentionBatch, bucket: int) -> Any: ...
+
+
 class Backend(Protocol):
     """One set of kernels. Shapes and dtypes are documented at the twins in `kernels/reference/`."""
 
@@ -66,6 +72,17 @@ class Backend(Protocol):
     def attention(
         self, q: Tensor, layer_kv: Tensor, plan: Any, scale: float, need_lse: bool
     ) -> tuple[Tensor, Tensor | None]: ...
+
+    def graph_planner(
+        self,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        *,
+        max_rows: int,
+        max_blocks: int,
+    ) -> GraphPlanner | None: ...
 
     # kv_store.py
     def store_kv(self, layer_kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None: ...

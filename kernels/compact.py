@@ -10,7 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 _SLOTS_PER_WARP = 512
-_PAIRS = 32  # slots copied at a time: 8 KiB of bfloat16 keys, 16 bytes in flight per thread and more
+_PAIRS = (
+    32  # slots copied at a time: 8 KiB of bfloat16 keys, 16 bytes in flight per thread and more
+)
 
 
 def fill_holes(
@@ -133,10 +135,14 @@ def _fill_kernel(
         pair = first + tl.arange(0, PAIRS)
         there = pair < num_pairs
         source_slot = tl.load(
-            slots + row * max_tail + tl.load(sources + pair, mask=there, other=0), mask=there, other=0
+            slots + row * max_tail + tl.load(sources + pair, mask=there, other=0),
+            mask=there,
+            other=0,
         )
         target_slot = tl.load(
-            slots + row * max_tail + tl.load(targets + pair, mask=there, other=0), mask=there, other=0
+            slots + row * max_tail + tl.load(targets + pair, mask=there, other=0),
+            mask=there,
+            other=0,
         )
         mask = there[:, None] & (dims < DIM)[None, :]
         read = kv + _line_of(source_slot, head, BLOCK_SIZE, HEADS, DIM)[:, None] + dims[None, :]

@@ -30,6 +30,10 @@ class CpuBackend:
 
     plan_attention = staticmethod(attention.plan_attention)
     attention = staticmethod(attention.attention)
+    @staticmethod
+    def graph_planner(*_shape: int, max_rows: int, max_blocks: int) -> None:
+        """The CPU has no graphs."""
+
     store_kv = staticmethod(kv_store.store_kv)
     store_queries = staticmethod(kv_store.store_queries)
     copy_blocks = staticmethod(kv_store.copy_blocks)

@@ -32,10 +32,20 @@ class CudaBackend:
         self.plan_attention = self._kernels.plan_attention
         self.attention = self._kernels.attention
 
-    def graph_decode(self, heads: Heads, *, max_rows: int, max_blocks: int) -> GraphDecode | None:
+    def graph_planner(
+        self,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        *,
+        max_rows: int,
+        max_blocks: int,
+    ) -> GraphDecode | None:
         """Decode attention that CUDA graphs may capture; None where this dtype has none."""
         if not isinstance(self._kernels, FlashInferAttention):
             return None
+        heads = Heads(num_q_heads, num_kv_heads, head_dim, block_size)
         return GraphDecode(self._kernels, heads, max_rows=max_rows, max_blocks=max_blocks)
 
     @staticmethod

@@ -107,12 +107,12 @@ def _new_state(TILE: tl.constexpr):
 def _compare(tile, state, other, threshold):
     """The state of tile j after it has also seen the keys i of `other`."""
     product = _products(tile[0], other[0]) * other[1][None, :]  # [tile of j, tile of i]
-    similar = product * tile[1][:, None] > threshold
+    similar = product > (threshold / tile[1])[:, None]
     similar = similar & (tile[2][:, None] != other[2][None, :])
     candidate = tl.where(similar, other[2][None, :], -1)
     found = tl.max(candidate, axis=1)
-    is_found = similar & (candidate == found[:, None])
-    value = tl.sum(tl.where(is_found, product, 0.0), axis=1)
+    # Where nothing is similar this adds up all products, but such a sum is never taken.
+    value = tl.sum(tl.where(candidate == found[:, None], product, 0.0), axis=1)
     dropped = tl.where(found > state[1], value, state[2])
     return state[0] + tl.sum(product, axis=1), tl.maximum(state[1], found), dropped
 

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _LOG2_E = math.log2(math.e)
-_LONGEST_FUSED_CHUNK = 256  # four tiles of 64 keys, 64 KiB of bfloat16: three programs fit an SM
+_LONGEST_FUSED_CHUNK = 256  # 64 KiB of keys of 128 dimensions: two programs and more fit an SM
 _COMBINE_SLOTS = 1024
 
 
@@ -137,12 +137,12 @@ def mass_and_similarity(
     chunk: int,
     threshold: float,
 ) -> tuple[Tensor, Tensor]:
-    """See the twin. One launch that reads each 16-bit key once and writes 8 bytes a key and head.
+    """See the twin. One launch that reads each 16-bit key once from memory and writes 8 bytes a key and head.
 
-    One program per (row, KV head, chunk of up to 256 slots) holds the chunk's keys on chip as four
-    tiles, and compares each tile with all four. At 256 slots and 128 dimensions that is 21 MFLOP
-    for 64 KiB, 320 operations a byte, beside about 11 vector operations per pair: close to both
-    the tensor cores' and the vector units' limit, so the memory's is not reached.
+    One program per (row, KV head, chunk of up to 256 slots) keeps the chunk's keys on chip and
+    compares each with all. At 256 slots of 128 dimensions that is 21 MFLOP for 64 KiB, 320 a byte,
+    where an H200 breaks even at about 185; and every pair costs about 12 vector operations more,
+    which take longer than the memory does. So this kernel is bound by arithmetic, not by bandwidth.
     Longer chunks and float32 keys take the separate kernels, and their keys are read more often.
     """
     if kv_blocks.element_size() != 2 or chunk > _LONGEST_FUSED_CHUNK:
@@ -209,7 +209,7 @@ def combine_scores(
         mass_weight,
         HEADS=num_kv_heads,
         REACH=pool_kernel // 2,
-        SLOTS=min(_COMBINE_SLOTS, triton.next_power_of_2(max_tail)),
+        SLOTS=min(_COMBINE_SLOTS, max(16, triton.next_power_of_2(max_tail))),
         num_warps=4,
     )
     return keep, stored

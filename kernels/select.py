@@ -79,6 +79,7 @@ def _check(scores: Tensor, positions: Tensor, lens: Tensor) -> None:
     assert scores.dtype == torch.float32, f"scores in {scores.dtype}"
     assert positions.dtype == torch.int32, f"positions in {positions.dtype}"
     assert lens.shape == scores.shape[:1], f"{lens.shape[0]} lengths for {scores.shape[0]} rows"
+    assert lens.is_contiguous(), f"lengths of stride {lens.stride()}"
 
 
 @triton.jit

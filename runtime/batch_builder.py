@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from zipage_lang.kernels.backend import AttentionBatch, Backend
+from zipage_lang.runtime.device_copy import send_array
 from zipage_lang.runtime.forward_batch import ForwardBatch, QueryWrites
 from zipage_lang.runtime.kv_cache import KVCache
 from zipage_lang.runtime.row_tables import RowTables
@@ -52,7 +53,7 @@ class BatchBuilder:
                 token_ids[starts[index] : starts[index + 1]] = chunk.token_ids
         tokens = self._to_device(token_ids)  # [num_tokens]
         if drawn:
-            rows = self._to_device(np.array([chunks[index].row for index in drawn]))
+            rows = self._to_device(np.array([chunks[index].row for index in drawn], dtype=np.int64))
             tokens[self._to_device(starts[drawn])] = last[rows]
         return tokens
 
@@ -97,4 +98,4 @@ class BatchBuilder:
         return np.array(ends, dtype=np.int64)
 
     def _to_device(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._backend.device)
+        return send_array(values, self._backend.device)

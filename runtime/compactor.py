@@ -8,6 +8,7 @@ from collections import deque
 
 import torch
 
+from zipage_lang.runtime.device_clock import DeviceClock, Span, timed_event
 from zipage_lang.runtime.kv_compressor import KVCompressor
 from zipage_lang.runtime.step_plan import Compaction
 
@@ -15,7 +16,7 @@ from zipage_lang.runtime.step_plan import Compaction
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Batch:
     idents: tuple[int, ...]
-    done: torch.cuda.Event | None  # None: done already
+    span: Span | None  # None: done already
 
 
 class Compactor:
@@ -26,6 +27,7 @@ class Compactor:
         self._compressor = compressor
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._batches: deque[_Batch] = deque()
+        self.clock = DeviceClock()
 
     def launch(self, compactions: tuple[Compaction, ...]) -> None:
         """Start them. Their requests must sit out until they are told as done."""
@@ -36,23 +38,28 @@ class Compactor:
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
+            start = timed_event(self._stream)
             self._compressor.run(compactions)
-        self._batches.append(_Batch(idents, self._stream.record_event()))
+            end = timed_event(self._stream)
+        self._batches.append(_Batch(idents, (start, end)))
 
     def take_done(self) -> tuple[int, ...]:
         """Those that are done and have not been told yet."""
         done: list[int] = []
         while self._batches and _is_done(self._batches[0]):
-            done += self._batches.popleft().idents
+            batch = self._batches.popleft()
+            done += batch.idents
+            if batch.span is not None:
+                self.clock.add(batch.span)
         return tuple(done)
 
     def wait(self) -> tuple[int, ...]:
         """As `take_done`, but waits for all."""
         for batch in self._batches:
-            if batch.done is not None:
-                batch.done.synchronize()
+            if batch.span is not None:
+                batch.span[1].synchronize()
         return self.take_done()
 
 
 def _is_done(batch: _Batch) -> bool:
-    return batch.done is None or batch.done.query()
+    return batch.span is None or batch.span[1].query()

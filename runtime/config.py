@@ -103,7 +103,8 @@ class SchedulerConfig:
     max_chunk_len: int | None = None  # prefill tokens of one request per step; None: the budget
     order: Order = "fcfs"  # lpm: longest cached prefix first
     max_skips: int = 64  # lpm: a request passed over this often goes first
-    overlap: bool = False  # plan and launch a step while the one before it runs
+    overlap: bool | None = None  # plan a step while the last one runs; None: where there is a card
+    cuda_graphs: bool = True  # decode steps as CUDA graphs, on backends that have them
     max_waiting: int = 100_000  # requests queued before new ones are refused
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ Joins deciding and doing. Knows nothing of sockets, text or kernels.
 """
 
 import dataclasses
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import torch
 from zipage_lang.kernels.backend import Backend, choose_backend
 from zipage_lang.runtime.compactor import Compactor
 from zipage_lang.runtime.config import EngineConfig, ModelConfig
+from zipage_lang.runtime.decode_graphs import DecodeGraphs
 from zipage_lang.runtime.host_swap import HostSwap
 from zipage_lang.runtime.kv_cache import KVCache, KVShape
 from zipage_lang.runtime.kv_compressor import KVCompressor
@@ -37,6 +39,8 @@ from zipage_lang.runtime.row_tables import RowTables
 from zipage_lang.runtime.sampler import Sampler
 from zipage_lang.runtime.scheduler import Scheduler
 from zipage_lang.runtime.step_plan import StepPlan
+
+log = logging.getLogger("zipage.engine")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -64,7 +68,7 @@ class Engine:
         policies = load_policies()
         shape = _kv_shape(loaded, dtype)
         limits = _find_limits(config, loaded, shape, policies)
-        self.config, self.limits = config, limits
+        self.config, self.limits, self.arch = config, limits, loaded.arch
         self.scheduler = Scheduler(
             config.scheduler,
             config.cache,
@@ -75,7 +79,9 @@ class Engine:
         self.runner = _make_runner(config, loaded, shape, limits, backend, policies)
         self.times = StepTimes()
         self._in_flight: deque[tuple[StepPlan, Launched]] = deque()
-        self._num_ahead = 1 if config.scheduler.overlap else 0
+        wants_overlap = config.scheduler.overlap
+        is_ahead = backend.name == "cuda" if wants_overlap is None else wants_overlap
+        self._num_ahead = 1 if is_ahead else 0
         self.ready = _ready(config, loaded, path, limits, backend)
 
     def handle(self, message: AddRequest | Fork | Stop | Abort | Release) -> None:
@@ -120,6 +126,7 @@ class Engine:
             "model": self.ready.model,
             **self.scheduler.stats(),
             **dataclasses.asdict(self.times),
+            **self.runner.device_times(),
         }
 
     def _launch_next(self) -> bool:
@@ -209,15 +216,51 @@ def _make_runner(
         backend=backend,
         device=backend.device,
     )
+    tables = RowTables(config.scheduler.max_running, max_blocks)
     return ModelRunner(
         loaded,
         cache,
         backend,
         compactor=Compactor(KVCompressor(cache, backend, policies), backend.device),
         sampler=sampler,
-        tables=RowTables(config.scheduler.max_running, max_blocks),
+        tables=tables,
         host_swap=HostSwap(cache, limits.num_host_blocks),
+        graphs=_make_graphs(config, loaded, cache, backend, tables, sampler),
     )
+
+
+def _make_graphs(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    cache: KVCache,
+    backend: Backend,
+    tables: RowTables,
+    sampler: Sampler,
+) -> DecodeGraphs | None:
+    """Decode graphs, captured now; None on a backend that has none, or when switched off."""
+    if not config.scheduler.cuda_graphs or backend.device.type != "cuda":
+        return None
+    max_rows = config.scheduler.max_running
+    max_blocks = -(-loaded.max_model_len // config.cache.block_size) + 1
+    planner = backend.graph_planner(
+        loaded.arch.num_q_heads,
+        loaded.arch.num_kv_heads,
+        loaded.arch.head_dim,
+        config.cache.block_size,
+        max_rows=max_rows,
+        max_blocks=max_blocks,
+    )
+    if planner is None:
+        return None
+    graphs = DecodeGraphs(
+        loaded.model, cache, tables, planner, sampler.last_token_ids, max_rows=max_rows
+    )
+    with torch.inference_mode():
+        graphs.warm_up(
+            config.compression.kv_mode != "off",
+            lambda done, total: log.info("captured %d of %d decode graphs", done, total),
+        )
+    return graphs
 
 
 def _ready(

@@ -19,7 +19,9 @@ from zipage_lang.runtime.kv_cache import KVCache
 from zipage_lang.runtime.policies.policy import Policy, TailView, gather_state
 from zipage_lang.runtime.step_plan import Compaction
 
-_MAX_PASS_SLOTS = 2_048  # rows times longest tail of one pass; more spills a CPU's caches
+# Rows times longest tail of one pass. More spills a CPU's caches; on a card it bounds the scratch
+# (about 40 bytes a slot and KV head), and fewer would leave launches unpaid for.
+_MAX_PASS_SLOTS = {"cpu": 2_048, "cuda": 393_216}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,9 +51,12 @@ class KVCompressor:
         cache: KVCache,
         backend: Backend,
         policies: Mapping[str, Policy],
-        max_pass_slots: int = _MAX_PASS_SLOTS,
+        max_pass_slots: int | None = None,
     ) -> None:
-        """Raises ValueError when a policy scores with more queries than the cache's rings hold."""
+        """max_pass_slots: rows times longest tail of one pass; None: what suits the device.
+
+        Raises ValueError when a policy scores with more queries than the cache's rings hold.
+        """
         for policy in policies.values():
             if policy.num_queries > cache.window:
                 raise ValueError(
@@ -59,7 +64,9 @@ class KVCompressor:
                     f"query rings hold {cache.window}; build the cache with a larger window"
                 )
         self._cache, self._backend, self._policies = cache, backend, policies
-        self._max_pass_slots = max_pass_slots
+        device_type = backend.device.type
+        self._max_pass_slots = max_pass_slots or _MAX_PASS_SLOTS[device_type]
+        self._pins_memory = device_type == "cuda"
         # Views with all layers' blocks (and all layers' ring entries) in one leading axis.
         self._kv = cache.kv.flatten(0, 1)  # [all_blocks, 2, block_size, num_kv_heads, head_dim]
         self._score = cache.score.flatten(0, 1)  # [all_blocks, block_size, num_kv_heads]
@@ -89,8 +96,8 @@ class KVCompressor:
     def _copy_blocks(self, compactions: tuple[Compaction, ...]) -> None:
         copies = [copy for item in compactions for copy in item.block_copies]
         if copies:
-            src = self._int64([copy.src for copy in copies])
-            dst = self._int64([copy.dst for copy in copies])
+            ends = [[copy.src for copy in copies], [copy.dst for copy in copies]]
+            src, dst = self._to_device(ends).unbind()  # each [num_copies]
             self._backend.copy_blocks(self._cache.block_pools, src, dst)
 
     def _compact(self, policy: Policy, batch: list[Compaction]) -> None:
@@ -98,8 +105,9 @@ class KVCompressor:
         num_layers = self._cache.shape.num_layers
         layers_per_pass = max(1, self._max_pass_slots // tails.slots.numel())
         for start in range(0, num_layers, layers_per_pass):
-            layers = torch.arange(start, min(start + layers_per_pass, num_layers))
-            self._compact_layers(policy, tails, layers.to(self._backend.device))
+            end = min(start + layers_per_pass, num_layers)
+            layers = torch.arange(start, end, device=self._backend.device)
+            self._compact_layers(policy, tails, layers)
 
     def _compact_layers(self, policy: Policy, tails: _Tails, layers: Tensor) -> None:
         view = self._view(tails, layers, policy.num_queries > 0)
@@ -140,7 +148,7 @@ class KVCompressor:
             lens=lens,
             stateful_lens=stateful_lens,
             logical_lens=logical_lens,
-            layers=layers.repeat_interleave(num_requests),
+            layers=layers[:, None].expand(-1, num_requests).flatten(),
             num_layers=self._cache.shape.num_layers,
             seeds=seeds,
             queries=self._queries(tails, layers) if with_queries else None,
@@ -153,7 +161,8 @@ class KVCompressor:
         index = torch.arange(slots.shape[1], device=slots.device)
         in_order = (index + (logical_lens - lens)[:, None]).int()  # [num_rows, max_tail]
         stateful = (index < stateful_lens[:, None])[:, None]  # [num_rows, 1, max_tail]
-        return torch.where(stateful, gather_state(self._position, slots), in_order[:, None])
+        stored = gather_state(self._position, slots)
+        return torch.where(stateful, stored, in_order[:, None]).contiguous()
 
     def _queries(self, tails: _Tails, layers: Tensor) -> TailQueries:
         return TailQueries(
@@ -164,37 +173,64 @@ class KVCompressor:
         )
 
     def _build_tails(self, policy: Policy, batch: list[Compaction]) -> _Tails:
+        """All that the host knows of the batch goes over in one copy, a line per request."""
         positions = [_query_positions(item, policy.num_queries) for item in batch]
         ring_slots = [
             [(item.query_slot or 0) * self._cache.window + at % self._cache.window for at in newest]
             for item, newest in zip(batch, positions, strict=True)
         ]
+        parts = [_tables(batch), _padded(ring_slots), _padded(positions), _facts(batch)]
+        lines = [sum(of_request, []) for of_request in zip(*parts, strict=True)]
+        widths = [len(part[0]) for part in parts]
+        tables, rings, at, facts = self._to_device(lines).split(widths, dim=1)
+        protected_lens, lens, num_keep, stateful_lens, logical_lens, seeds = facts.unbind(1)
         return _Tails(
-            slots=self._slots(batch),
-            lens=self._int64([item.tail_len for item in batch]),
-            num_keep=self._int64([item.num_keep for item in batch]),
-            stateful_lens=self._int64([item.stateful_len for item in batch]),
-            logical_lens=self._int64([item.logical_len for item in batch]),
-            seeds=self._int64([item.seed % 2**63 for item in batch]),
-            ring_slots=self._int64(_padded(ring_slots)),
-            query_positions=self._int64(_padded(positions)),
+            slots=self._slots(tables, protected_lens, lens, max(item.tail_len for item in batch)),
+            lens=lens,
+            num_keep=num_keep,
+            stateful_lens=stateful_lens,
+            logical_lens=logical_lens,
+            seeds=seeds,
+            ring_slots=rings,
+            query_positions=at,
         )
 
-    def _slots(self, batch: list[Compaction]) -> Tensor:
-        """Physical slots of each tail. Past the new block table the old one still holds."""
+    def _slots(self, tables: Tensor, protected_lens: Tensor, lens: Tensor, max_tail: int) -> Tensor:
+        """Physical slots of each tail."""
         block_size = self._cache.block_size
-        tables = self._int64(
-            _padded([[*it.block_ids, *it.block_ids_before[len(it.block_ids) :]] for it in batch])
-        )
-        protected = self._int64([item.protected_len for item in batch])[:, None]
-        lens = self._int64([item.tail_len for item in batch])[:, None]
-        index = torch.arange(int(lens.max()), device=tables.device)
-        resident = torch.where(index < lens, index + protected, 0)  # [num_requests, max_tail]
+        index = torch.arange(max_tail, device=tables.device)
+        in_tail = index < lens[:, None]  # [num_requests, max_tail]
+        resident = torch.where(in_tail, index + protected_lens[:, None], 0)
         slots = tables.gather(1, resident // block_size) * block_size + resident % block_size
-        return torch.where(index < lens, slots, -1)
+        return torch.where(in_tail, slots, -1)
 
-    def _int64(self, numbers: list[int] | list[list[int]]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int64).to(self._backend.device)
+    def _to_device(self, numbers: list[list[int]]) -> Tensor:
+        """int64 [num_lines, line_len], without waiting for the device: pinned where there is one.
+
+        The allocator of pinned memory keeps the host's copy until the device has read it.
+        """
+        host = torch.tensor(numbers, dtype=torch.int64, pin_memory=self._pins_memory)
+        return host.to(self._backend.device, non_blocking=True)
+
+
+def _tables(batch: list[Compaction]) -> list[list[int]]:
+    """The block table of each item. Past the new one the old one still holds."""
+    return _padded([[*it.block_ids, *it.block_ids_before[len(it.block_ids) :]] for it in batch])
+
+
+def _facts(batch: list[Compaction]) -> list[list[int]]:
+    """Per item: protected_len, tail_len, num_keep, stateful_len, logical_len, seed."""
+    return [
+        [
+            item.protected_len,
+            item.tail_len,
+            item.num_keep,
+            item.stateful_len,
+            item.logical_len,
+            item.seed % 2**63,
+        ]
+        for item in batch
+    ]
 
 
 def _check_item(item: Compaction, block_size: int) -> None:

@@ -12,6 +12,9 @@ from torch import Tensor
 from zipage_lang.kernels.backend import Backend
 from zipage_lang.runtime.batch_builder import BatchBuilder
 from zipage_lang.runtime.compactor import Compactor
+from zipage_lang.runtime.decode_graphs import DecodeGraphs
+from zipage_lang.runtime.device_clock import DeviceClock, Span, timed_event
+from zipage_lang.runtime.device_copy import send_ints
 from zipage_lang.runtime.forward_batch import ForwardBatch
 from zipage_lang.runtime.host_swap import HostSwap
 from zipage_lang.runtime.kv_cache import KVCache
@@ -39,6 +42,7 @@ class Launched:
     step: int
     draws: Draws | None
     prompt_logprobs: tuple[PromptLogprobs, ...]
+    span: Span | None  # on the device; None on the CPU
 
 
 class ModelRunner:
@@ -54,15 +58,20 @@ class ModelRunner:
         sampler: Sampler,
         tables: RowTables,
         host_swap: HostSwap,
+        graphs: DecodeGraphs | None,
     ) -> None:
+        """graphs: None where decode steps run like any other."""
         self._model, self._cache, self._backend = loaded.model, cache, backend
         self._compactor, self._sampler = compactor, sampler
         self._tables, self._host_swap = tables, host_swap
+        self._graphs = graphs
+        self.clock = DeviceClock()
         self._batches = BatchBuilder(cache, backend, tables)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
-        """Start all that the plan says, behind what was launched before. May return before it is done."""
+        """Start all that the plan says, behind what was launched before; may return before it is done."""
+        start = timed_event() if self._backend.device.type == "cuda" else None
         self._host_swap.swap_out(plan.swap_outs)
         self._copy_blocks(plan.block_copies)
         self._host_swap.swap_in(plan.swap_ins)
@@ -72,13 +81,18 @@ class ModelRunner:
             self._tables.update(update)
         self._compact(plan)
         draws, prompt_logprobs = self._run_chunks(plan.chunks)
-        return Launched(plan.step, draws, prompt_logprobs)
+        span = None if start is None else (start, timed_event())
+        return Launched(plan.step, draws, prompt_logprobs, span)
 
     def collect(self, launched: Launched) -> StepResult:
         """Wait for the step's drawn tokens. Raises FloatingPointError when logits are not finite."""
+        samples = () if launched.draws is None else launched.draws.samples()
+        if launched.span is not None:
+            launched.span[1].synchronize()
+            self.clock.add(launched.span)
         return StepResult(
             step=launched.step,
-            samples=() if launched.draws is None else launched.draws.samples(),
+            samples=samples,
             prompt_logprobs=launched.prompt_logprobs,
             done_compactions=self._compactor.take_done(),
         )
@@ -86,6 +100,14 @@ class ModelRunner:
     def wait_for_compactions(self) -> tuple[int, ...]:
         """Wait until all that were launched are done; those that `collect` has not told yet."""
         return self._compactor.wait()
+
+    def device_times(self) -> dict[str, float]:
+        """Seconds the device spent on steps, idle between them, and on compactions beside them."""
+        return {
+            "device_busy_s": self.clock.busy_s,
+            "device_idle_s": self.clock.idle_s,
+            "compaction_s": self._compactor.clock.busy_s,
+        }
 
     def run(self, plan: StepPlan) -> StepResult:
         """Launch and wait."""
@@ -95,8 +117,8 @@ class ModelRunner:
         if not copies:
             return
         device = self._backend.device
-        src = torch.tensor([copy.src for copy in copies], device=device)  # [num_copies]
-        dst = torch.tensor([copy.dst for copy in copies], device=device)  # [num_copies]
+        src = send_ints([copy.src for copy in copies], device)  # [num_copies]
+        dst = send_ints([copy.dst for copy in copies], device)  # [num_copies]
         self._backend.copy_blocks(self._cache.block_pools, src, dst)
 
     def _run_chunks(
@@ -104,6 +126,9 @@ class ModelRunner:
     ) -> tuple[Draws | None, tuple[PromptLogprobs, ...]]:
         if not chunks:
             return None, ()
+        if self._graphs is not None and self._graphs.can_run(chunks):
+            logits = self._graphs.run(chunks)  # [num_chunks, vocab_size]
+            return self._draw(logits, [chunk.row for chunk in chunks]), ()
         batch = self._batches.build(chunks, self._sampler.last_token_ids)
         hidden = self._model.forward(batch, self._cache)  # [num_tokens, hidden_size]
         return self._sample(chunks, batch, hidden), self._prompt_logprobs(chunks, hidden)
@@ -116,8 +141,13 @@ class ModelRunner:
         rows = [row for chunk in drawing for row in chunk.sample_rows]
         if len(rows) > len(drawing):  # samples of one request draw from the same logits
             lines = [i for i, chunk in enumerate(drawing) for _ in chunk.sample_rows]
-            logits = logits[torch.tensor(lines, device=logits.device)]  # [num_rows, vocab_size]
-        return self._sampler.draw(logits, rows)
+            logits = logits[send_ints(lines, logits.device)]  # [num_rows, vocab_size]
+        return self._draw(logits, rows)
+
+    def _draw(self, logits: Tensor, rows: Sequence[int]) -> Draws:
+        draws = self._sampler.draw(logits, rows)
+        draws.start_copy()
+        return draws
 
     def _prompt_logprobs(
         self, chunks: Sequence[Chunk], hidden: Tensor
@@ -133,7 +163,7 @@ class ModelRunner:
 
     def _score(self, wanted: PromptScore, hidden: Tensor) -> tuple[TokenLogprobs, ...]:
         """hidden: [num_wanted, hidden_size], the states that the wanted tokens follow."""
-        next_ids = torch.tensor(wanted.next_token_ids, device=hidden.device)  # [num_wanted]
+        next_ids = send_ints(wanted.next_token_ids, hidden.device)  # [num_wanted]
         entries: list[TokenLogprobs] = []
         parts = zip(hidden.split(LOGPROB_LINES), next_ids.split(LOGPROB_LINES), strict=True)
         for states, token_ids in parts:

@@ -10,20 +10,29 @@ import torch
 from torch import Tensor
 
 from zipage_lang.kernels.backend import Backend
+from zipage_lang.runtime.device_copy import send_ints
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.step_plan import RowSetup, Sample, TokenLogprobs
 
 SCORED_LINES = 64  # prompt positions scored at a time; bounds the vocabulary-wide temporaries
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Draws:
-    """One step's drawn tokens, still on the device."""
+    """One step's drawn tokens, on the device and on their way to the host."""
 
     rows: tuple[int, ...]
     token_ids: Tensor  # int64 [num_draws]
     record: Tensor  # float64 [num_draws, 2 or 4 + 2 * max top]: id, is finite, then logprob scores
     num_top: tuple[int | None, ...]  # per draw; None: no logprobs asked for
+    _copied: torch.cuda.Event | None = None
+
+    def start_copy(self) -> None:
+        """Send the record to the host behind what was launched so far, without waiting for it."""
+        if self.record.device.type != "cpu":
+            host = torch.empty(self.record.shape, dtype=self.record.dtype, pin_memory=True)
+            self.record = host.copy_(self.record, non_blocking=True)
+            self._copied = torch.cuda.current_stream().record_event()
 
     def samples(self) -> tuple[Sample, ...]:
         """The draws as plain values: the step's one copy to the host.
@@ -31,6 +40,8 @@ class Draws:
         Raises FloatingPointError, with the rows named, where logits had a NaN or +inf, or where no
         token was left to draw.
         """
+        if self._copied is not None:
+            self._copied.synchronize()
         lines = self.record.tolist()
         broken = [row for row, line in zip(self.rows, lines, strict=True) if not line[1]]
         if broken:
@@ -346,7 +357,7 @@ class Sampler:
         return torch.zeros(max_rows, dtype=dtype, device=self.device)
 
     def _int64(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+        return send_ints(values, self.device)
 
 
 def _is_penalized(sampling: SamplingParams) -> bool:

@@ -326,7 +326,7 @@ class Scheduler:
             table = request.table
             if table is None or request.is_prefilled:
                 continue
-            if not table.is_compacted:
+            if not table.is_compacted and not table.is_compacting:
                 num_tokens = min(table.logical_len, request.num_prompt_tokens)
                 self._state.cache.commit(table, request.token_ids, num_tokens)
             request.is_prefilled = table.logical_len >= request.num_prompt_tokens

@@ -59,7 +59,14 @@ def time_model(
         tables,
     )
     last_slots = tables[:, -1].long() * BLOCK_SIZE + (kv_len - 1) % BLOCK_SIZE
-    graphs = backend.graph_decode(heads, max_rows=num_rows, max_blocks=blocks_each)
+    graphs = backend.graph_planner(
+        arch.num_q_heads,
+        arch.num_kv_heads,
+        arch.head_dim,
+        BLOCK_SIZE,
+        max_rows=num_rows,
+        max_blocks=blocks_each,
+    )
 
     def batch_of(plan: Any) -> ForwardBatch:
         return ForwardBatch(

@@ -16,7 +16,6 @@ from zipage_lang.runtime.models.layers import (
     DecoderLayer,
     GatedMlp,
     HeadNorms,
-    HeadShape,
 )
 from zipage_lang.runtime.models.rope import RotaryTable
 from zipage_lang.runtime.models.weights import WeightSource
@@ -110,9 +109,6 @@ def _attention(arch: ArchConfig, weights: _Weights, index: int, prefix: str) -> 
     qkv_parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
     return AttentionBlock(
         layer=index,
-        heads=HeadShape(
-            num_q_heads=arch.num_q_heads, num_kv_heads=arch.num_kv_heads, head_dim=arch.head_dim
-        ),
         qkv=weights.take_linear(prefix, qkv_parts, arch.hidden_size, has_bias=arch.qkv_bias),
         norms=_head_norms(arch, weights, prefix) if arch.qk_norm else None,
         out=weights.take_linear(

@@ -13,25 +13,6 @@ from zipage_lang.runtime.forward_batch import ForwardBatch
 from zipage_lang.runtime.kv_cache import KVCache
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class HeadShape:
-    """How the columns of the merged QKV projection split into heads."""
-
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim] -> views q, k, v by head."""
-        heads = qkv.view(qkv.shape[0], -1, self.head_dim)  # [num_tokens, all heads, head_dim]
-        first_v = self.num_q_heads + self.num_kv_heads
-        return (
-            heads[:, : self.num_q_heads],
-            heads[:, self.num_q_heads : first_v],
-            heads[:, first_v:],
-        )
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class HeadNorms:
     """RMSNorm over each head of q and k."""
@@ -46,7 +27,6 @@ class AttentionBlock:
     """Projects, rotates, stores K and V, attends, and keeps the queries that scoring asks for."""
 
     layer: int
-    heads: HeadShape
     qkv: Any  # from Backend.prepare_linear, as are `out` and the MLP's two
     norms: HeadNorms | None
     out: Any
@@ -60,14 +40,18 @@ class AttentionBlock:
         backend: Backend,
     ) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]; writes into the cache's layer."""
-        q, k, v = self.heads.split(backend.linear(x, self.qkv))  # [num_tokens, heads, head_dim]
-        if self.norms is not None:
-            q = backend.rms_norm(q, self.norms.q, self.norms.eps)
-            k = backend.rms_norm(k, self.norms.k, self.norms.eps)
-        q, k = backend.rope(q, k, *rotary)
         layer_kv = cache.kv[self.layer]
-        backend.store_kv(layer_kv, batch.slots, k, v)
-        scale = self.heads.head_dim**-0.5
+        norms = self.norms
+        q = backend.qk_norm_rope_store(
+            backend.linear(x, self.qkv),  # [num_tokens, all heads * head_dim]
+            None if norms is None else norms.q,
+            None if norms is None else norms.k,
+            0.0 if norms is None else norms.eps,
+            *rotary,
+            layer_kv,
+            batch.slots,
+        )  # [num_tokens, num_q_heads, head_dim]
+        scale = q.shape[2] ** -0.5
         need_lse = batch.query_writes is not None
         out, lse = backend.attention(q, layer_kv, batch.attention_plan, scale, need_lse)
         if batch.query_writes is not None and lse is not None:

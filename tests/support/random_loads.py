@@ -23,11 +23,13 @@ class Load:
     events: list[Event]
 
 
-def random_load(seed: int) -> Load:
-    """The seed determines everything."""
+def random_load(seed: int, num_ahead: int = 0, compaction_delay: int = 0) -> Load:
+    """The arguments determine everything."""
     rng = random.Random(seed)
     world = random_world(rng)
-    return Load(world, list(random_events(rng, world)))
+    events = list(random_events(rng, world))
+    world = dataclasses.replace(world, num_ahead=num_ahead, compaction_delay=compaction_delay)
+    return Load(world, events)
 
 
 def play(load: Load) -> Simulation:

@@ -22,7 +22,7 @@ from zipage_lang.runtime.messages import (
 )
 from zipage_lang.runtime.request import RequestRefused
 from zipage_lang.runtime.scheduler import Scheduler
-from zipage_lang.runtime.step_plan import StepPlan
+from zipage_lang.runtime.step_plan import StepPlan, StepResult
 
 POLICY_QUERIES = {"zipage": 4, "random": 0}
 WINDOW = 4
@@ -40,6 +40,8 @@ class World:
     vocab_size: int = 50
     eos_token_ids: tuple[int, ...] = ()
     prefix_caching: bool = True
+    num_ahead: int = 0  # steps that are planned and run before a result is applied
+    compaction_delay: int = 0  # results that pass before a compaction is told as done
     scheduler: SchedulerConfig = dataclasses.field(default_factory=SchedulerConfig)
     compression: CompressionConfig = dataclasses.field(default_factory=CompressionConfig)
 
@@ -111,6 +113,9 @@ class Simulation:
         self.refused: dict[str, str] = {}
         self.row_seeds: dict[int | None, set[int]] = collections.defaultdict(set)
         self.plans: list[StepPlan] = []
+        self._in_flight: collections.deque[tuple[StepPlan, StepResult]] = collections.deque()
+        self._compacting: collections.deque[tuple[int, int]] = collections.deque()  # (due, ident)
+        self._num_applied = 0
         self.num_steps = 0
 
     # the client's side
@@ -168,17 +173,37 @@ class Simulation:
     def step(self) -> StepPlan:
         """One schedule, run, apply, send; with all laws checked on the way."""
         had_work = self.scheduler.has_work
+        is_result_coming = bool(self._in_flight) or bool(self._compacting)
         plan = self.scheduler.schedule()
         self.plans.append(plan)
-        assert not (had_work and plan.is_idle), f"step {plan.step} is empty while work waits"
+        assert not (had_work and plan.is_idle and not is_result_coming), (
+            f"step {plan.step} is empty while work waits"
+        )
         self._check_budget(plan)
         for setup in plan.row_setups:
             self.row_seeds[setup.sampling.seed].add(setup.seed)
-        self.scheduler.apply(plan, self.runner.run(plan))
+        if not plan.is_empty:
+            self._in_flight.append((plan, self.runner.run(plan)))
+        self.scheduler.check_invariants()
+        while len(self._in_flight) > self.world.num_ahead or (plan.is_empty and self._in_flight):
+            self._apply_oldest()
+        if plan.is_empty and self._compacting:
+            self.scheduler.note_compacted([self._compacting.popleft()[1]])
         self.scheduler.check_invariants()
         self.receive()
         self.num_steps += 1
         return plan
+
+    def _apply_oldest(self) -> None:
+        """Take a result in; compactions are told late, as from a stream of their own."""
+        plan, result = self._in_flight.popleft()
+        due = self._num_applied + self.world.compaction_delay
+        self._compacting.extend((due, ident) for ident in result.done_compactions)
+        done = []
+        while self._compacting and self._compacting[0][0] <= self._num_applied:
+            done.append(self._compacting.popleft()[1])
+        self.scheduler.apply(plan, dataclasses.replace(result, done_compactions=tuple(done)))
+        self._num_applied += 1
 
     def receive(self) -> list[TokenOutput]:
         """Take what the scheduler has to tell, and add it to the transcripts."""

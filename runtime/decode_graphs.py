@@ -1,0 +1,157 @@
+"""Decode steps as CUDA graphs: one per batch bucket, the write of the query rings inside.
+
+A step's numbers go into buffers of fixed place in one copy; block tables reach the card through the
+attention's own plan. So compactions, forks and preemptions change numbers only, never a graph.
+Knows nothing of sampling, requests or why a row decodes.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zipage_lang.kernels.backend import AttentionBatch, GraphPlanner
+from zipage_lang.runtime.forward_batch import ForwardBatch, QueryWrites
+from zipage_lang.runtime.kv_cache import KVCache
+from zipage_lang.runtime.models.decoder import Decoder
+from zipage_lang.runtime.row_tables import RowTables
+from zipage_lang.runtime.step_plan import Chunk
+
+NUM_WARMUPS = 2  # runs before a capture, so that nothing allocates or compiles inside
+
+
+def buckets_up_to(max_rows: int) -> tuple[int, ...]:
+    """Batch sizes that get a graph: fine where padding would cost most."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, max_rows + 1, 16)]
+    return (*(size for size in sizes if size < max_rows), max_rows)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor  # float32 [bucket, vocab_size]
+
+
+class DecodeGraphs:
+    """Captures on first use or by `warm_up`; replays ever after."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: KVCache,
+        tables: RowTables,
+        graph_decode: GraphPlanner,
+        last_token_ids: Tensor,
+        *,
+        max_rows: int,
+    ) -> None:
+        """last_token_ids: int64 [all rows], the token each row drew last; read inside the graphs."""
+        self._model, self._cache, self._tables = model, cache, tables
+        self._graph_decode, self._last_token_ids = graph_decode, last_token_ids
+        self._buckets = buckets_up_to(max_rows)
+        self._captured: dict[tuple[int, bool], _Captured] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        device = last_token_ids.device
+        # rows, positions, slots, ring slots of each row of the batch
+        self._inputs = torch.zeros((4, max_rows), dtype=torch.int64, device=device)
+        self._token_index = torch.arange(max_rows, device=device)
+
+    def can_run(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether the step is nothing but decodes, each drawing for itself."""
+        return 0 < len(chunks) <= self._buckets[-1] and all(
+            chunk.num_tokens == 1
+            and chunk.token_ids is None
+            and chunk.prompt_score is None
+            and len(chunk.sample_rows) == 1
+            for chunk in chunks
+        )
+
+    def run(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Logits of the step, float32 [num_chunks, vocab_size]; valid until the next run."""
+        bucket = next(size for size in self._buckets if size >= len(chunks))
+        has_queries = any(chunk.query_slot is not None for chunk in chunks)
+        rows = np.array([chunk.row for chunk in chunks], dtype=np.int64)
+        resident = np.array([chunk.resident_start for chunk in chunks], dtype=np.int64)
+        tables = self._tables.of_rows(rows)
+        self._send_inputs(chunks, rows, resident, tables, bucket)
+        plan = self._graph_decode.plan(_attention_batch(resident, tables), bucket)
+        captured = self._captured.get((bucket, has_queries))
+        if captured is None:
+            captured = self._capture(bucket, has_queries, plan)
+            self._captured[bucket, has_queries] = captured
+        captured.graph.replay()
+        return captured.logits[: len(chunks)]
+
+    def warm_up(self, has_queries: bool, report: Callable[[int, int], None]) -> None:
+        """Capture every bucket. `report` is told how many are done, and of how many."""
+        for done, bucket in enumerate(reversed(self._buckets)):  # large first: they share memory
+            nothing = np.zeros(0, dtype=np.int64)
+            tables = np.zeros((0, 1), dtype=np.int32)
+            self._send_inputs((), nothing, nothing, tables, bucket)
+            plan = self._graph_decode.plan(_attention_batch(nothing, tables), bucket)
+            self._captured[bucket, has_queries] = self._capture(bucket, has_queries, plan)
+            report(done + 1, len(self._buckets))
+
+    def _send_inputs(
+        self,
+        chunks: Sequence[Chunk],
+        rows: np.ndarray,
+        resident: np.ndarray,
+        tables: np.ndarray,
+        bucket: int,
+    ) -> None:
+        """Padding: slot and ring slot -1 are dropped by the stores."""
+        count, block_size, window = len(chunks), self._cache.block_size, self._cache.window
+        host = torch.empty((4, bucket), dtype=torch.int64, pin_memory=True)
+        values = host.numpy()
+        values[:2, count:], values[2:, count:] = 0, -1
+        values[0, :count] = rows
+        positions = np.array([chunk.position for chunk in chunks], dtype=np.int64)
+        values[1, :count] = positions
+        block_ids = tables[np.arange(count), resident // block_size].astype(np.int64)
+        assert block_ids.min(initial=1) > 0, "a token's slot is not in its row's block table"
+        values[2, :count] = block_ids * block_size + resident % block_size
+        query_slots = np.array(
+            [-1 if chunk.query_slot is None else chunk.query_slot for chunk in chunks],
+            dtype=np.int64,
+        )
+        ring_slots = query_slots * window + positions % window
+        values[3, :count] = np.where(query_slots < 0, -1, ring_slots)
+        self._inputs[:, :bucket].copy_(host, non_blocking=True)
+
+    def _capture(self, bucket: int, has_queries: bool, attention_plan: object) -> _Captured:
+        rows, positions, slots, ring_slots = self._inputs[:, :bucket].unbind()
+        token_index = self._token_index[:bucket]
+        writes = QueryWrites(token_index, ring_slots) if has_queries else None
+
+        def forward() -> Tensor:
+            batch = ForwardBatch(
+                token_ids=self._last_token_ids.index_select(0, rows),
+                positions=positions,
+                slots=slots,
+                attention_plan=attention_plan,
+                query_writes=writes,
+                logits_index=token_index,
+            )
+            return self._model.logits(self._model.forward(batch, self._cache))
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(NUM_WARMUPS):
+                forward()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = forward()
+        return _Captured(graph, logits)
+
+
+def _attention_batch(resident: np.ndarray, tables: np.ndarray) -> AttentionBatch:
+    return AttentionBatch(
+        q_starts=torch.arange(len(resident) + 1, dtype=torch.int32),
+        kv_lens=torch.from_numpy((resident + 1).astype(np.int32)),
+        block_tables=torch.from_numpy(np.ascontiguousarray(tables)),
+    )

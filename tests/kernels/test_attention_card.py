@@ -1,0 +1,108 @@
+"""FlashInfer attention on a card, eager and inside CUDA graphs, against float64."""
+
+import random
+
+import pytest
+import torch
+
+from zipage_lang.kernels.attention import FlashInferAttention, GraphDecode
+from zipage_lang.kernels.backend import AttentionBatch
+from zipage_lang.kernels.flashinfer_module import Heads
+
+pytestmark = pytest.mark.gpu
+SCALE = 0.09
+CARD = "cuda:0"
+
+
+def make_batch(rng, q_lens, kv_lens, block_size, pool_blocks):
+    """Every sequence in blocks of its own, in random order, none of them block 0."""
+    widths = [-(-kv_len // block_size) for kv_len in kv_lens]
+    free = rng.sample(range(1, pool_blocks), sum(widths))
+    tables = torch.full((len(q_lens), max(widths) + 1), -1, dtype=torch.int32)
+    for row, width in enumerate(widths):
+        tables[row, :width] = torch.tensor([free.pop() for _ in range(width)])
+    starts = torch.tensor([0, *q_lens]).cumsum(0).int()
+    return AttentionBatch(starts, torch.tensor(kv_lens, dtype=torch.int32), tables)
+
+
+def make_tensors(heads, pool_blocks, num_tokens):
+    """Queries as a view into a wider tensor, and a pool; both random bfloat16."""
+    pool_shape = (pool_blocks, 2, heads.block_size, heads.num_kv_heads, heads.head_dim)
+    layer_kv = torch.randn(pool_shape, device=CARD).bfloat16()
+    wide = torch.randn(num_tokens, heads.num_q_heads + 3, heads.head_dim, device=CARD).bfloat16()
+    return wide[:, : heads.num_q_heads], layer_kv
+
+
+def exact(q, layer_kv, batch, heads):
+    """float64 outputs and base-2 log-sum-exps, one sequence at a time."""
+    outs, lses = [], []
+    for row, kv_len in enumerate(batch.kv_lens.tolist()):
+        mine = q[int(batch.q_starts[row]) : int(batch.q_starts[row + 1])].double()
+        width = -(-kv_len // heads.block_size)
+        held = layer_kv[batch.block_tables[row, :width].long().to(CARD)].double()
+        keys, values = held.unbind(1)  # [width, block_size, num_kv_heads, head_dim] each
+        group = heads.num_q_heads // heads.num_kv_heads
+        keys, values = (
+            part.flatten(0, 1)[:kv_len].repeat_interleave(group, 1) for part in (keys, values)
+        )
+        scores = torch.einsum("qhd,khd->hqk", mine, keys) * SCALE
+        last = torch.arange(len(mine), device=CARD) + kv_len - len(mine)
+        scores.masked_fill_(torch.arange(kv_len, device=CARD) > last[:, None], -torch.inf)
+        outs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
+        lses.append(scores.logsumexp(-1).T / torch.log(torch.tensor(2.0, dtype=torch.float64)))
+    return torch.cat(outs), torch.cat(lses)
+
+
+def assert_right(found, wanted):
+    for part, right, bound in zip(found, wanted, (6e-3, 1e-3), strict=True):
+        error = (part.double() - right).norm() / right.norm()
+        assert error < bound, error
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+@pytest.mark.parametrize("heads", [(32, 8, 128), (40, 8, 128), (64, 8, 128), (4, 2, 64)])
+@pytest.mark.parametrize("load", ["decodes", "few", "mixed", "chunk"])
+def test_attention_equals_float64(block_size, heads, load):
+    rng = random.Random(f"{block_size} {heads} {load}")
+    q_lens = {
+        "decodes": [1] * 70,
+        "few": [1] * 3,
+        "mixed": [1] * 9 + [130, 1, 7],
+        "chunk": [411],
+    }[load]
+    kv_lens = [q_len + rng.randrange(1500) for q_len in q_lens]
+    shape = Heads(*heads, block_size)
+    pool_blocks = 2 + sum(-(-kv_len // block_size) for kv_len in kv_lens)
+    batch = make_batch(rng, q_lens, kv_lens, block_size, pool_blocks)
+    q, layer_kv = make_tensors(shape, pool_blocks, sum(q_lens))
+    kernels = FlashInferAttention(torch.device(CARD), torch.bfloat16)
+    plan = kernels.plan_attention(batch, *shape)
+    found = kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
+    assert_right(found, exact(q, layer_kv, batch, shape))
+
+
+@pytest.mark.parametrize("bucket", [1, 8, 33, 34, 96])
+def test_one_capture_serves_other_lengths_and_fewer_rows(bucket):
+    rng, shape, pool_blocks = random.Random(bucket), Heads(32, 8, 128, 16), 20_000
+    kernels = FlashInferAttention(torch.device(CARD), torch.bfloat16)
+    graphs = GraphDecode(kernels, shape, max_rows=96, max_blocks=200)
+    q, layer_kv = make_tensors(shape, pool_blocks, bucket)
+
+    def batch_of(num_rows, longest):
+        kv_lens = [rng.randrange(1, longest) for _ in range(num_rows)]
+        return make_batch(rng, [1] * num_rows, kv_lens, 16, pool_blocks)
+
+    plan = graphs.plan(batch_of(bucket, 500), bucket)
+    kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
+    for num_rows, longest in ((bucket, 3000), (max(1, bucket // 2), 40), (bucket, 3000)):
+        batch = batch_of(num_rows, longest)
+        out.fill_(torch.nan)
+        graphs.plan(batch, bucket)
+        graph.replay()
+        found = out[:num_rows], lse[:num_rows]
+        assert_right(found, exact(q[:num_rows], layer_kv, batch, shape))
+        assert torch.isfinite(out).all()
