@@ -1,14 +1,21 @@
 """RMSNorm, rotary embedding, the gated activation, and their fusion for attention inputs: Triton.
 
-Same acts as `reference/fused_ops.py`; float32 inside, one rounding where the twin rounds more often.
+Same acts as `reference/fused_ops.py`; float32 inside, and one rounding where the twin has more.
 No launch waits for the device or allocates by what the data says.
 Knows nothing of models or layers.
 """
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
+
+from zipage_lang.kernels.fused_kernels import (
+    add_rms_norm_kernel,
+    qk_norm_rope_store_kernel,
+    rms_norm_kernel,
+    rope_kernel,
+    silu_mul_kernel,
+)
 
 HEADS_PER_PROGRAM = 8  # 1,024 elements at head_dim 128: 16 bytes of bf16 a thread at 4 warps
 SILU_BLOCK = 1024
@@ -28,12 +35,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         Shape of x, contiguous.
     """
     size = x.shape[-1]
-    assert x.dim() in (2, 3) and x.stride(-1) == 1, (x.shape, x.stride())
+    assert x.dim() in (2, 3), (x.shape, x.stride())
+    assert x.stride(-1) == 1, (x.shape, x.stride())
     _check_weight(weight, size, x.dtype)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     num_inner = x.shape[1] if x.dim() == 3 else 1
     if out.numel():
-        _rms_norm_kernel[(x.shape[0] * num_inner,)](
+        rms_norm_kernel[(x.shape[0] * num_inner,)](
             x,
             weight,
             out,
@@ -62,13 +70,14 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         residual: [num_tokens, size], x + residual.
     """
     num_tokens, size = x.shape
-    assert residual.shape == x.shape and residual.dtype == x.dtype, (residual.shape, x.shape)
+    assert residual.shape == x.shape, (residual.shape, x.shape)
+    assert residual.dtype == x.dtype, (residual.shape, x.shape)
     assert x.stride(1) == residual.stride(1) == 1, (x.stride(), residual.stride())
     _check_weight(weight, size, x.dtype)
     normed = torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
     total = torch.empty_like(normed)
     if num_tokens:
-        _add_rms_norm_kernel[(num_tokens,)](
+        add_rms_norm_kernel[(num_tokens,)](
             x,
             residual,
             weight,
@@ -111,10 +120,11 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         [num_tokens, size].
     """
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
-    assert gate_up.shape[1] == 2 * size and gate_up.stride(1) == 1, (gate_up.shape,)
+    assert gate_up.shape[1] == 2 * size, (gate_up.shape,)
+    assert gate_up.stride(1) == 1, (gate_up.shape,)
     out = torch.empty((num_tokens, size), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
-        _silu_mul_kernel[(num_tokens, triton.cdiv(size, SILU_BLOCK))](
+        silu_mul_kernel[(num_tokens, triton.cdiv(size, SILU_BLOCK))](
             gate_up, out, gate_up.stride(0), size, BLOCK=SILU_BLOCK, num_warps=4
         )
     return out
@@ -149,10 +159,13 @@ def qk_norm_rope_store(
     num_tokens, (num_kv_heads, head_dim) = len(qkv), layer_kv.shape[3:]
     num_q_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     assert qkv.shape[1] == (num_q_heads + 2 * num_kv_heads) * head_dim, (qkv.shape, layer_kv.shape)
-    assert num_q_heads > 0 and qkv.stride(1) == 1, (num_q_heads, qkv.stride())
+    assert num_q_heads > 0, (num_q_heads, qkv.stride())
+    assert qkv.stride(1) == 1, (num_q_heads, qkv.stride())
     assert qkv.dtype == layer_kv.dtype, (qkv.dtype, layer_kv.dtype)
-    assert layer_kv.shape[1] == 2 and layer_kv.is_contiguous(), (layer_kv.shape, layer_kv.stride())
-    assert slots.shape == (num_tokens,) and slots.dtype == torch.int64, (slots.shape, slots.dtype)
+    assert layer_kv.shape[1] == 2, (layer_kv.shape, layer_kv.stride())
+    assert layer_kv.is_contiguous(), (layer_kv.shape, layer_kv.stride())
+    assert slots.shape == (num_tokens,), (slots.shape, slots.dtype)
+    assert slots.dtype == torch.int64, (slots.shape, slots.dtype)
     assert slots.is_contiguous(), slots.stride()
     assert (q_norm_weight is None) == (k_norm_weight is None), "norm both q and k, or neither"
     for weight in (q_norm_weight, k_norm_weight):
@@ -164,7 +177,7 @@ def qk_norm_rope_store(
         return q
     tile = min(HEADS_PER_PROGRAM, triton.next_power_of_2(num_q_heads))
     num_groups = triton.cdiv(num_q_heads, tile) + triton.cdiv(num_kv_heads, tile)
-    _qk_norm_rope_store_kernel[(num_tokens, num_groups)](
+    qk_norm_rope_store_kernel[(num_tokens, num_groups)](
         qkv,
         q_norm_weight,
         k_norm_weight,
@@ -175,7 +188,7 @@ def qk_norm_rope_store(
         layer_kv,
         slots,
         qkv.stride(0),
-        layer_kv.shape[2],
+        BLOCK_SIZE=layer_kv.shape[2],
         NUM_Q_HEADS=num_q_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
@@ -189,11 +202,12 @@ def qk_norm_rope_store(
 
 def _rope_one(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     num_tokens, num_heads, head_dim = x.shape
-    assert len(cos) == num_tokens and x.stride(2) == 1, (cos.shape, x.shape, x.stride())
+    assert len(cos) == num_tokens, (cos.shape, x.shape, x.stride())
+    assert x.stride(2) == 1, (cos.shape, x.shape, x.stride())
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     tile = min(HEADS_PER_PROGRAM, triton.next_power_of_2(num_heads))
     if num_tokens:
-        _rope_kernel[(num_tokens, triton.cdiv(num_heads, tile))](
+        rope_kernel[(num_tokens, triton.cdiv(num_heads, tile))](
             x,
             cos,
             sin,
@@ -210,198 +224,18 @@ def _rope_one(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _check_weight(weight: Tensor, size: int, dtype: torch.dtype) -> None:
-    assert weight.shape == (size,) and weight.is_contiguous(), (weight.shape, size)
+    assert weight.shape == (size,), (weight.shape, size)
+    assert weight.is_contiguous(), (weight.shape, size)
     assert weight.dtype == dtype, (weight.dtype, dtype)
 
 
 def _check_angles(cos: Tensor, sin: Tensor, num_tokens: int, head_dim: int) -> None:
     assert head_dim % 2 == 0, head_dim
     assert cos.shape == sin.shape == (num_tokens, head_dim // 2), (cos.shape, sin.shape, head_dim)
-    assert cos.is_contiguous() and sin.is_contiguous(), (cos.stride(), sin.stride())
+    assert cos.is_contiguous(), (cos.stride(), sin.stride())
+    assert sin.is_contiguous(), (cos.stride(), sin.stride())
 
 
 def _num_warps(size: int) -> int:
     """16 elements a thread: one row's loads in flight at once, and short reductions."""
     return min(16, max(1, triton.next_power_of_2(size) // 512))
-
-
-@triton.jit
-def _normed(wide, weight, eps, SIZE: tl.constexpr, dtype: tl.constexpr):
-    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
-    return (wide * scale).to(dtype).to(tl.float32) * weight.to(tl.float32)
-
-
-@triton.jit
-def _rms_norm_kernel(
-    x,
-    weight,
-    out,
-    eps,
-    outer_stride,
-    inner_stride,
-    num_inner,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    start = (row // num_inner) * outer_stride + (row % num_inner) * inner_stride
-    columns = tl.arange(0, BLOCK)
-    in_row = columns < SIZE
-    wide = tl.load(x + start + columns, mask=in_row, other=0.0).to(tl.float32)
-    scales = tl.load(weight + columns, mask=in_row, other=0.0)
-    normed = _normed(wide, scales, eps, SIZE, out.dtype.element_ty)
-    tl.store(out + row * SIZE + columns, normed, mask=in_row)
-
-
-@triton.jit
-def _add_rms_norm_kernel(
-    x,
-    residual,
-    weight,
-    normed_out,
-    total_out,
-    eps,
-    x_stride,
-    residual_stride,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    in_row = columns < SIZE
-    added = tl.load(x + token * x_stride + columns, mask=in_row, other=0.0).to(tl.float32)
-    kept = tl.load(residual + token * residual_stride + columns, mask=in_row, other=0.0)
-    scales = tl.load(weight + columns, mask=in_row, other=0.0)
-    total = (added + kept.to(tl.float32)).to(total_out.dtype.element_ty)
-    tl.store(total_out + token * SIZE + columns, total, mask=in_row)
-    normed = _normed(total.to(tl.float32), scales, eps, SIZE, normed_out.dtype.element_ty)
-    tl.store(normed_out + token * SIZE + columns, normed, mask=in_row)
-
-
-@triton.jit
-def _load_halves(start, heads, head_stride, is_head, HEAD_DIM: tl.constexpr, HALF: tl.constexpr):
-    columns = tl.arange(0, HALF)
-    mask = is_head[:, None] & (columns < HEAD_DIM // 2)[None, :]
-    at = start + heads[:, None] * head_stride + columns[None, :]
-    low = tl.load(at, mask=mask, other=0.0)
-    high = tl.load(at + HEAD_DIM // 2, mask=mask, other=0.0)
-    return low, high
-
-
-@triton.jit
-def _store_halves(start, heads, is_head, low, high, HEAD_DIM: tl.constexpr, HALF: tl.constexpr):
-    columns = tl.arange(0, HALF)
-    mask = is_head[:, None] & (columns < HEAD_DIM // 2)[None, :]
-    at = start + heads[:, None] * HEAD_DIM + columns[None, :]
-    tl.store(at, low, mask=mask)
-    tl.store(at + HEAD_DIM // 2, high, mask=mask)
-
-
-@triton.jit
-def _norm_halves(low, high, weight, eps, HEAD_DIM: tl.constexpr, HALF: tl.constexpr):
-    columns = tl.arange(0, HALF)
-    in_half = columns < HEAD_DIM // 2
-    low_weight = tl.load(weight + columns, mask=in_half, other=0.0).to(tl.float32)
-    high_weight = tl.load(weight + HEAD_DIM // 2 + columns, mask=in_half, other=0.0).to(tl.float32)
-    wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
-    squares = tl.sum(wide_low * wide_low + wide_high * wide_high, axis=1)
-    scale = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-    normed_low = (wide_low * scale).to(low.dtype).to(tl.float32) * low_weight[None, :]
-    normed_high = (wide_high * scale).to(low.dtype).to(tl.float32) * high_weight[None, :]
-    return normed_low.to(low.dtype), normed_high.to(low.dtype)
-
-
-@triton.jit
-def _rotate(low, high, cos, sin, token, HEAD_DIM: tl.constexpr, HALF: tl.constexpr):
-    columns = tl.arange(0, HALF)
-    in_half = columns < HEAD_DIM // 2
-    at = token * (HEAD_DIM // 2) + columns
-    c = tl.load(cos + at, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    s = tl.load(sin + at, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
-    return wide_low * c - wide_high * s, wide_high * c + wide_low * s
-
-
-@triton.jit
-def _rope_kernel(
-    x,
-    cos,
-    sin,
-    out,
-    token_stride,
-    head_stride,
-    NUM_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    is_head = heads < NUM_HEADS
-    start = x + token * token_stride
-    low, high = _load_halves(start, heads, head_stride, is_head, HEAD_DIM, HALF)
-    low, high = _rotate(low, high, cos, sin, token, HEAD_DIM, HALF)
-    start = out + token * NUM_HEADS * HEAD_DIM
-    _store_halves(start, heads, is_head, low, high, HEAD_DIM, HALF)
-
-
-@triton.jit
-def _qk_norm_rope_store_kernel(
-    qkv,
-    q_weight,
-    k_weight,
-    eps,
-    cos,
-    sin,
-    q_out,
-    pool,
-    slots,
-    qkv_stride,
-    block_size,
-    NUM_Q_HEADS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
-    row = qkv + token * qkv_stride
-    if group < tl.cdiv(NUM_Q_HEADS, HEADS):
-        heads = group * HEADS + tl.arange(0, HEADS)
-        is_head = heads < NUM_Q_HEADS
-        low, high = _load_halves(row, heads, HEAD_DIM, is_head, HEAD_DIM, HALF)
-        if HAS_NORM:
-            low, high = _norm_halves(low, high, q_weight, eps, HEAD_DIM, HALF)
-        q_low, q_high = _rotate(low, high, cos, sin, token, HEAD_DIM, HALF)
-        start = q_out + token * NUM_Q_HEADS * HEAD_DIM
-        _store_halves(start, heads, is_head, q_low, q_high, HEAD_DIM, HALF)
-    else:
-        slot = tl.load(slots + token)
-        heads = (group - tl.cdiv(NUM_Q_HEADS, HEADS)) * HEADS + tl.arange(0, HEADS)
-        is_head = heads < tl.where(slot >= 0, NUM_KV_HEADS, 0)
-        keys = row + NUM_Q_HEADS * HEAD_DIM
-        low, high = _load_halves(keys, heads, HEAD_DIM, is_head, HEAD_DIM, HALF)
-        values = keys + NUM_KV_HEADS * HEAD_DIM
-        v_low, v_high = _load_halves(values, heads, HEAD_DIM, is_head, HEAD_DIM, HALF)
-        if HAS_NORM:
-            low, high = _norm_halves(low, high, k_weight, eps, HEAD_DIM, HALF)
-        k_low, k_high = _rotate(low, high, cos, sin, token, HEAD_DIM, HALF)
-        # a block holds block_size rows of keys, then as many of values
-        key_row = slot + (slot // block_size) * block_size
-        start = pool + key_row * NUM_KV_HEADS * HEAD_DIM
-        _store_halves(start, heads, is_head, k_low, k_high, HEAD_DIM, HALF)
-        start = pool + (key_row + block_size) * NUM_KV_HEADS * HEAD_DIM
-        _store_halves(start, heads, is_head, v_low, v_high, HEAD_DIM, HALF)
-
-
-@triton.jit
-def _silu_mul_kernel(gate_up, out, row_stride, size, BLOCK: tl.constexpr):
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    in_row = columns < size
-    row = gate_up + token * row_stride + columns
-    gate = tl.load(row, mask=in_row, other=0.0).to(tl.float32)
-    up = tl.load(row + size, mask=in_row, other=0.0).to(tl.float32)
-    tl.store(out + token * size + columns, gate * tl.sigmoid(gate) * up, mask=in_row)

@@ -1,7 +1,7 @@
 """Writes keys, values and queries into their slots, and copies whole blocks: Triton.
 
-Same acts as `reference/kv_store.py`. Negative slots write nothing, so a padded batch of a CUDA graph
-needs no second graph. No launch waits for the device or allocates by what the data says.
+Same acts as `reference/kv_store.py`. Negative slots write nothing, so the padded batches
+of CUDA graphs need no other kernel. No launch waits for the device or allocates by what the data says.
 Knows nothing of who owns a block.
 """
 
@@ -28,9 +28,11 @@ def store_kv(layer_kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
     """
     num_tokens, num_kv_heads, head_dim = k.shape
     row_size = num_kv_heads * head_dim
-    assert k.shape == v.shape and slots.shape == (num_tokens,), (k.shape, v.shape, slots.shape)
+    assert k.shape == v.shape, (k.shape, v.shape, slots.shape)
+    assert slots.shape == (num_tokens,), (k.shape, v.shape, slots.shape)
     assert k.dtype == v.dtype == layer_kv.dtype, (k.dtype, v.dtype, layer_kv.dtype)
-    assert slots.dtype == torch.int64 and slots.is_contiguous(), (slots.dtype, slots.stride())
+    assert slots.dtype == torch.int64, (slots.dtype, slots.stride())
+    assert slots.is_contiguous(), (slots.dtype, slots.stride())
     _check_pool(layer_kv, num_kv_heads, head_dim)
     _check_rows(k)
     _check_rows(v)
@@ -43,7 +45,7 @@ def store_kv(layer_kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
         v,
         k.stride(0),
         v.stride(0),
-        layer_kv.shape[2],
+        BLOCK_SIZE=layer_kv.shape[2],
         ROW=row_size,
         BLOCK=triton.next_power_of_2(row_size),
         num_warps=_num_warps(row_size),
@@ -73,14 +75,18 @@ def store_queries(
     """
     num_writes, (_, num_q_heads, head_dim) = len(ring_slots), q.shape
     row_size = num_q_heads * head_dim
-    assert ring.shape[1:] == q.shape[1:] and ring.is_contiguous(), (ring.shape, q.shape)
+    assert ring.shape[1:] == q.shape[1:], (ring.shape, q.shape)
+    assert ring.is_contiguous(), (ring.shape, q.shape)
     assert ring.dtype == q.dtype, (ring.dtype, q.dtype)
-    assert ring_lse.shape == ring.shape[:2] and ring_lse.is_contiguous(), ring_lse.shape
-    assert lse.shape == q.shape[:2] and lse.stride(1) == 1, (lse.shape, lse.stride())
+    assert ring_lse.shape == ring.shape[:2], ring_lse.shape
+    assert ring_lse.is_contiguous(), ring_lse.shape
+    assert lse.shape == q.shape[:2], (lse.shape, lse.stride())
+    assert lse.stride(1) == 1, (lse.shape, lse.stride())
     assert lse.dtype == ring_lse.dtype == torch.float32, (lse.dtype, ring_lse.dtype)
     assert ring_slots.dtype == token_index.dtype == torch.int64, (ring_slots.dtype,)
     assert ring_slots.shape == token_index.shape, (ring_slots.shape, token_index.shape)
-    assert ring_slots.is_contiguous() and token_index.is_contiguous(), ring_slots.stride()
+    assert ring_slots.is_contiguous(), ring_slots.stride()
+    assert token_index.is_contiguous(), ring_slots.stride()
     _check_rows(q)
     if num_writes == 0:
         return
@@ -113,8 +119,10 @@ def copy_blocks(pools: list[Tensor], src: Tensor, dst: Tensor) -> None:
         src, dst: int64 [num_copies]; dst distinct.
     """
     num_copies = len(src)
-    assert src.shape == dst.shape and src.dtype == dst.dtype == torch.int64, (src.shape, dst.shape)
-    assert src.is_contiguous() and dst.is_contiguous(), (src.stride(), dst.stride())
+    assert src.shape == dst.shape, (src.shape, dst.shape)
+    assert src.dtype == dst.dtype == torch.int64, (src.shape, dst.shape)
+    assert src.is_contiguous(), (src.stride(), dst.stride())
+    assert dst.is_contiguous(), (src.stride(), dst.stride())
     if num_copies == 0:
         return
     for pool in pools:
@@ -151,7 +159,8 @@ def _check_pool(layer_kv: Tensor, num_kv_heads: int, head_dim: int) -> None:
 
 
 def _check_rows(heads: Tensor) -> None:
-    assert heads.stride(2) == 1 and heads.stride(1) == heads.shape[2], heads.stride()
+    assert heads.stride(2) == 1, heads.stride()
+    assert heads.stride(1) == heads.shape[2], heads.stride()
 
 
 def _num_warps(row_size: int) -> int:
@@ -161,7 +170,15 @@ def _num_warps(row_size: int) -> int:
 
 @triton.jit
 def _store_kv_kernel(
-    pool, slots, k, v, k_stride, v_stride, block_size, ROW: tl.constexpr, BLOCK: tl.constexpr
+    pool,
+    slots,
+    k,
+    v,
+    k_stride,
+    v_stride,
+    BLOCK_SIZE: tl.constexpr,
+    ROW: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
@@ -170,10 +187,10 @@ def _store_kv_kernel(
         in_row = columns < ROW
         key = tl.load(k + token * k_stride + columns, mask=in_row)
         value = tl.load(v + token * v_stride + columns, mask=in_row)
-        # a block holds block_size rows of keys, then as many of values
-        key_row = slot + (slot // block_size) * block_size
+        # a block holds BLOCK_SIZE rows of keys, then as many of values
+        key_row = slot + (slot // BLOCK_SIZE) * BLOCK_SIZE
         tl.store(pool + key_row * ROW + columns, key, mask=in_row)
-        tl.store(pool + (key_row + block_size) * ROW + columns, value, mask=in_row)
+        tl.store(pool + (key_row + BLOCK_SIZE) * ROW + columns, value, mask=in_row)
 
 
 @triton.jit

@@ -137,5 +137,10 @@ class Admission:
         return True
 
     def _reserve(self) -> int:
-        """A few blocks for those who run, so that an admission is not undone at once."""
-        return min(len(self._state.running), self._state.cache.num_blocks // 100)
+        """Blocks for what the running will soon grow into, so that an admission is not undone at once."""
+        horizon = self._state.config.growth_reserve
+        growth = sum(
+            min(horizon, max(0, self._planner.growth_left(request)))
+            for request in self._state.running
+        )
+        return min(growth // self._state.block_size, self._state.cache.num_blocks // 10)

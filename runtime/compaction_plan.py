@@ -35,6 +35,15 @@ class CompactionPlanner:
         overshoot = bound + self._state.block_size - request.resident_len
         return max(bound - request.resident_len, min(self._num_missing_queries(request), overshoot))
 
+    def growth_left(self, request: Request) -> int:
+        """Slots the request may still come to hold on top of what it holds."""
+        num_tokens = request.num_prompt_tokens + request.sampling.max_tokens
+        growth = num_tokens - request.logical_len
+        if request.kv.mode != "fixed":
+            return growth
+        bound = request.kv.protected_len + request.kv.max_tail_len
+        return min(growth, bound - request.resident_len)
+
     def is_due(self, request: Request) -> bool:
         """Whether the request must compact before it can go on."""
         bound = request.kv.protected_len + request.kv.max_tail_len

@@ -102,6 +102,7 @@ class SchedulerConfig:
     max_step_tokens: int = 512  # token budget of a step: decodes first, then prefill chunks
     max_chunk_len: int | None = None  # prefill tokens of one request per step; None: the budget
     order: Order = "fcfs"  # lpm: longest cached prefix first
+    growth_reserve: int = 256  # tokens a running request may grow before new ones get the memory
     max_skips: int = 64  # lpm: a request passed over this often goes first
     overlap: bool | None = None  # plan a step while the last one runs; None: where there is a card
     cuda_graphs: bool = True  # decode steps as CUDA graphs, on backends that have them

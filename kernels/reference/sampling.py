@@ -125,6 +125,8 @@ def draw_rows(
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per line with the settings of its row: greedy, plain or filtered.
 
+    This twin waits for the device; the Triton act does not.
+
     Args:
         logits: float32 [num_lines, vocab_size].
         rows: int64 [num_lines], into the tensors of `settings`; a negative row's draw is arbitrary.
@@ -134,17 +136,19 @@ def draw_rows(
         token_ids: int64 [num_lines].
         best: float32 [num_lines], the largest logit; NaN where the line holds one.
     """
-    seeds, drawn_before, *of_line = (setting[rows.clamp(min=0)] for setting in settings)
-    temperature, top_k, top_p, min_p = of_line  # [num_lines] each
+    seeds, drawn_before, *filters = (setting[rows.clamp(min=0)] for setting in settings)
+    temperature, top_k, top_p, min_p = filters  # [num_lines] each
     uniform = random_uniform(seeds, drawn_before)  # [num_lines]
     best, token_ids = logits.max(-1)  # [num_lines] each
-    plain = draw_tokens(logits, temperature, min_p, uniform)
-    token_ids = torch.where(temperature > 0, plain, token_ids)
-    if max_top_k:
-        filters = (temperature, top_k, top_p, min_p, uniform)
-        filtered = draw_filtered_tokens(logits, *filters, max_top_k)
-        is_filtered = (temperature > 0) & ((top_k < logits.shape[1]) | (top_p < 1))
-        token_ids = torch.where(is_filtered, filtered, token_ids)
+    is_filtered = (top_k < logits.shape[1]) | (top_p < 1)  # [num_lines]
+    is_plain = (temperature > 0) & (rows >= 0) & ~is_filtered
+    if is_plain.any():
+        settings_of = (setting[is_plain] for setting in (temperature, min_p, uniform))
+        token_ids[is_plain] = draw_tokens(logits[is_plain], *settings_of)
+    is_filtered &= (temperature > 0) & (rows >= 0)
+    if max_top_k and is_filtered.any():
+        settings_of = (setting[is_filtered] for setting in (*filters, uniform))
+        token_ids[is_filtered] = draw_filtered_tokens(logits[is_filtered], *settings_of, max_top_k)
     return token_ids, best
 
 

@@ -201,6 +201,20 @@ def test_swapped_and_resumed_requests_draw_the_same_tokens(tiny, driver):
     assert stats["num_swap_ins"] == stats["num_swap_outs"]
 
 
+def test_planning_ahead_keeps_the_same_slots_and_draws_the_same_tokens(tiny, driver):
+    outputs = []
+    for overlap in (False, True):
+        engine = driver(
+            tiny, kv_mode="fixed", kv_budget=64, evict_interval=32, overlap=overlap, num_blocks=200
+        )
+        for index in range(6):
+            engine.add(f"r{index}", prompt_of(20, seed=index), max_tokens=200, seed=index)
+        engine.finish()
+        outputs.append([engine.tokens(f"r{index}") for index in range(6)])
+        assert engine.final("r0").kv.compactions > 2
+    assert outputs[0] == outputs[1]
+
+
 def test_adaptive_mode_drops_nothing_while_memory_is_free(tiny, driver):
     engine = driver(tiny, kv_mode="adaptive", kv_budget=64, evict_interval=32)
     engine.add("free", prompt_of(20), max_tokens=400, seed=1)

@@ -39,6 +39,7 @@ VARIANTS = {
     "budget above the length": {"kv_mode": "fixed", "kv_budget": 512, "evict_interval": 64},
     "adaptive, memory free": {"kv_mode": "adaptive", "kv_budget": 32, "evict_interval": 16},
     "no prefix caching": {"prefix_caching": False},
+    "planned ahead": {"overlap": True},
 }
 
 

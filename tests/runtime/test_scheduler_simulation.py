@@ -22,12 +22,13 @@ NUM_BATCHES = 10
 LOADS_PER_BATCH = 200
 
 
-def play_seeds(seeds):
+def play_seeds(seeds, num_ahead=0, compaction_delay=0):
     for seed in seeds:
         try:
-            play(random_load(seed))
+            play(random_load(seed, num_ahead, compaction_delay))
         except Exception as error:
-            raise AssertionError(f"random_load({seed}): {error!r}") from error
+            call = f"random_load({seed}, {num_ahead}, {compaction_delay})"
+            raise AssertionError(f"{call}: {error!r}") from error
 
 
 def request(name, tokens, max_tokens=8, **fields):
@@ -39,6 +40,12 @@ def request(name, tokens, max_tokens=8, **fields):
 @pytest.mark.parametrize("batch", range(NUM_BATCHES))
 def test_laws_hold_over_random_loads(batch):
     play_seeds(range(batch * LOADS_PER_BATCH, (batch + 1) * LOADS_PER_BATCH))
+
+
+@pytest.mark.parametrize("compaction_delay", [0, 3])
+@pytest.mark.parametrize("batch", range(3))
+def test_laws_hold_when_steps_are_planned_ahead_and_compactions_end_late(batch, compaction_delay):
+    play_seeds(range(batch * 100, (batch + 1) * 100), 1, compaction_delay)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The fused Triton kernels against their twins: float32 to rounding, bfloat16 to three roundings."""
+"""The fused Triton kernels against their twins: float32 to rounding, bfloat16 to three of them."""
 
 import pytest
 import torch
@@ -36,8 +36,7 @@ def norm64(x, weight, eps):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [8, 64, 1000, 1024, 4096, 8192])
-@pytest.mark.parametrize("num_tokens", [0, 1, 5])
+@pytest.mark.parametrize(("size", "num_tokens"), [(64, 0), (8, 5), (1000, 3), (4096, 2), (8192, 1)])
 def test_rms_norm_equals_its_twin(device, dtype, size, num_tokens):
     x = random(num_tokens, size, dtype=dtype, device=device) * 3
     weight = random(size, dtype=dtype, device=device, seed=1)
@@ -46,7 +45,7 @@ def test_rms_norm_equals_its_twin(device, dtype, size, num_tokens):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES[1:2])
 def test_rms_norm_reads_strided_heads(device, dtype, shape):
     num_q_heads, num_kv_heads, head_dim = shape
     merged = random(7, num_q_heads + 2 * num_kv_heads, head_dim, dtype=dtype, device=device)
@@ -57,7 +56,7 @@ def test_rms_norm_reads_strided_heads(device, dtype, shape):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [64, 1000, 4096])
+@pytest.mark.parametrize("size", [1000, 4096])
 def test_add_rms_norm_equals_its_twin_and_leaves_its_inputs(device, dtype, size):
     x = random(5, size, dtype=dtype, device=device)
     residual = random(5, size, dtype=dtype, device=device, seed=1) * 2
@@ -74,8 +73,7 @@ def test_add_rms_norm_equals_its_twin_and_leaves_its_inputs(device, dtype, size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [3, 1024, 1536, 2500])
-@pytest.mark.parametrize("num_tokens", [0, 1, 6])
+@pytest.mark.parametrize(("size", "num_tokens"), [(64, 0), (3, 6), (1024, 1), (2500, 3)])
 def test_silu_mul_equals_its_twin(device, dtype, size, num_tokens):
     gate_up = random(num_tokens, 2 * size, dtype=dtype, device=device) * 4
     gate, up = gate_up.double().chunk(2, dim=-1)
@@ -99,8 +97,9 @@ def rotate64(x, cos, sin):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("num_tokens", [0, 1, 6])
+@pytest.mark.parametrize(
+    ("shape", "num_tokens"), [(SHAPES[0], 0), (SHAPES[1], 5), (SHAPES[2], 1), (SHAPES[3], 3)]
+)
 def test_rope_equals_its_twin(device, dtype, shape, num_tokens):
     num_q_heads, num_kv_heads, head_dim = shape
     merged = random(num_tokens, num_q_heads + num_kv_heads, head_dim, dtype=dtype, device=device)
@@ -112,9 +111,16 @@ def test_rope_equals_its_twin(device, dtype, shape, num_tokens):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("has_norm", [False, True])
-@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize(
+    ("shape", "has_norm", "block_size"),
+    [
+        (SHAPES[0], True, 1),
+        (SHAPES[1], False, 16),
+        (SHAPES[1], True, 16),
+        (SHAPES[2], True, 16),
+        (SHAPES[3], False, 1),
+    ],
+)
 def test_qk_norm_rope_store_equals_its_twin(device, dtype, shape, has_norm, block_size):
     num_q_heads, num_kv_heads, head_dim = shape
     size = (num_q_heads + 2 * num_kv_heads) * head_dim
@@ -133,7 +139,10 @@ def test_qk_norm_rope_store_equals_its_twin(device, dtype, shape, has_norm, bloc
     heads = qkv.view(9, -1, head_dim).double()
     parts = heads.split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)
     if has_norm:
-        parts = [*(norm64(p, w.double(), 1e-6) for p, w in zip(parts, weights)), parts[2]]
+        parts = [
+            *(norm64(p, w.double(), 1e-6) for p, w in zip(parts[:2], weights, strict=True)),
+            parts[2],
+        ]
     angle = doubled(cos, sin)
     assert_near(q, want, rotate64(parts[0], *angle))
     exact = before.double()
@@ -163,3 +172,25 @@ def test_qk_norm_rope_store_equals_the_separate_kernels(device):
     kv_store.store_kv(pools[1], slots, k, v)
     torch.testing.assert_close(fused, q, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(pools[0], pools[1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_qk_norm_rope_store_replays_from_a_cuda_graph_with_padded_slots():
+    device, head_dim = torch.device("cuda"), 128
+    qkv = random(6, 48 * head_dim, dtype=torch.bfloat16, device=device)
+    weight = random(head_dim, dtype=torch.bfloat16, device=device, seed=1)
+    cos, sin = angles(6, head_dim, torch.bfloat16, device)
+    pool = torch.zeros(4, 2, 16, 8, head_dim, dtype=torch.bfloat16, device=device)
+    slots = torch.full((6,), -1, device=device)
+    fused_ops.qk_norm_rope_store(qkv, weight, weight, 1e-6, cos, sin, pool, slots)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        q = fused_ops.qk_norm_rope_store(qkv, weight, weight, 1e-6, cos, sin, pool, slots)
+    graph.replay()
+    assert not pool.any()
+    slots[:4] = torch.tensor([0, 17, 40, 63], device=device)
+    graph.replay()
+    expected = torch.zeros_like(pool)
+    want = fused_ops.qk_norm_rope_store(qkv, weight, weight, 1e-6, cos, sin, expected, slots)
+    assert torch.equal(q, want)
+    assert torch.equal(pool, expected)

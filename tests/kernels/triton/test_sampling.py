@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from zipage_lang.kernels import sampling
+from zipage_lang.kernels.backend import RowSettings
 from zipage_lang.kernels.reference import sampling as reference
 
 MARGIN = 1e-5  # of the total weight: what the rounding of exp may move an edge by
@@ -39,17 +40,19 @@ def assert_draws_agree(drawn, twin, logits, uniform):
     assert agrees[0].float().mean() > 0.9, (got.tolist(), near[0].tolist())
 
 
+# The interpreter takes about a second for a filtered line, hence few and short lines on the CPU.
 @pytest.fixture(autouse=True)
-def small_tiles(monkeypatch, device):
-    """Several tiles in a small vocabulary, so that the interpreter sees every seam."""
-    if device.type == "cpu":
+def small_tiles(monkeypatch):
+    """Several tiles in a small vocabulary, so that every seam is crossed."""
+    if not torch.cuda.is_available():
         monkeypatch.setattr(sampling, "TILE", 64)
-        monkeypatch.setattr(sampling, "SEARCH_TILE", 64)
+        monkeypatch.setattr(sampling, "SEARCH_TILE", 128)
+        monkeypatch.setattr(sampling, "SEARCH_LANES", 16)
 
 
 @pytest.fixture
-def vocab_size(device):
-    return 531 if device.type == "cpu" else 151_936
+def vocab_size():
+    return 151_936 if torch.cuda.is_available() else 203
 
 
 def test_random_uniform_equals_its_twin_to_the_bit(device):
@@ -75,12 +78,19 @@ def test_penalize_equals_its_twin(device, vocab_size, kind):
         assert torch.equal(got, logits)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.3, 4.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("min_p", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize(
+    ("spread", "dtype", "min_p"),
+    [
+        (0.0, torch.float32, 0.0),
+        (0.3, torch.bfloat16, 0.0),
+        (4.0, torch.float32, 0.05),
+        (4.0, torch.bfloat16, 1.0),
+    ],
+)
 def test_plain_draw_equals_its_twin(device, vocab_size, spread, dtype, min_p):
-    logits = random(12, vocab_size, device=device, spread=spread).to(dtype)
-    heat = torch.linspace(0.1, 2.0, 12, dtype=torch.float64, device=device)
+    num_lines = 4 if device.type == "cpu" else 128
+    logits = random(num_lines, vocab_size, device=device, spread=spread).to(dtype)
+    heat = torch.linspace(0.1, 2.0, num_lines, dtype=torch.float64, device=device)
     floor = torch.full_like(heat, min_p)
 
     def drawn(x, u):
@@ -89,73 +99,82 @@ def test_plain_draw_equals_its_twin(device, vocab_size, spread, dtype, min_p):
     def twin(x, u):
         return reference.draw_tokens(x, heat, floor, u)
 
-    assert_draws_agree(drawn, twin, logits, uniforms(12, device))
+    assert_draws_agree(drawn, twin, logits, uniforms(num_lines, device))
 
 
-@pytest.mark.parametrize("top_k", [1, 7, 64, 300, 10**6])
-@pytest.mark.parametrize("top_p", [1e-9, 0.4, 0.95, 1.0])
+def filter_cases(device, vocab_size):
+    """top_k, top_p, min_p and temperature of each line: a sample on the CPU, all on a card."""
+    top_ks, top_ps = (1, 7, 64, vocab_size - 1, vocab_size), (1e-9, 0.4, 0.95, 1.0)
+    cases = list(itertools.product(top_ks, top_ps, (0.0, 0.1), (0.3, 0.7, 1.5)))
+    if device.type == "cpu":
+        cases = cases[7::23]
+    columns = [f64(*column, device=device) for column in zip(*cases, strict=True)]
+    return columns[0].long(), *columns[1:]
+
+
 @pytest.mark.parametrize("is_coarse", [False, True])
-def test_filtered_draw_equals_its_twin(device, vocab_size, top_k, top_p, is_coarse):
-    logits = random(8, vocab_size, device=device)
+def test_filtered_draw_equals_its_twin(device, vocab_size, is_coarse):
+    k, p, floor, heat = filter_cases(device, vocab_size)
+    logits = random(len(k), vocab_size, device=device)
     if is_coarse:
         logits = (logits * 2).round() / 2  # many ties, both zeros among them
-    heat = torch.tensor([0.2, 0.7, 1.0, 1.5] * 2, dtype=torch.float64, device=device)
-    k = torch.full((8,), min(top_k, vocab_size), device=device)
-    p = torch.full_like(heat, top_p)
-    floor = f64(*[0.0] * 4, *[0.1] * 4, device=device)
 
     def drawn(x, u):
-        return sampling.draw_filtered_tokens(x, heat, k, p, floor, u, int(k[0]))
+        return sampling.draw_filtered_tokens(x, heat, k, p, floor, u, vocab_size)
 
     def twin(x, u):
-        return reference.draw_filtered_tokens(x, heat, k, p, floor, u, int(k[0]))
+        return reference.draw_filtered_tokens(x, heat, k, p, floor, u, vocab_size)
 
-    assert_draws_agree(drawn, twin, logits, uniforms(8, device))
+    assert_draws_agree(drawn, twin, logits, uniforms(len(k), device))
 
 
-@pytest.mark.parametrize("top_k", [1, 5, 20, 10**6])
+@pytest.mark.parametrize("top_k", [5, 90])
 def test_filtered_draw_at_the_ends_of_the_unit_interval_gives_first_and_last(device, top_k):
-    logits = random(3, 90, device=device, spread=1.0)
-    k = torch.full((3,), min(top_k, 90), device=device)
-    one, none = f64(1.0, 1.0, 1.0, device=device), f64(0.0, 0.0, 0.0, device=device)
-    order = torch.sort(logits, dim=-1, descending=True, stable=True).indices
-    first = sampling.draw_filtered_tokens(logits, one, k, one, none, none, 90)
-    last = sampling.draw_filtered_tokens(logits, one, k, one, none, one - 2**-53, 90)
-    assert torch.equal(first, order[:, 0])
-    assert torch.equal(last, order[:, min(top_k, 90) - 1])
+    logits = random(1, 90, device=device, spread=1.0).expand(2, -1).contiguous()
+    k, one, none = (
+        i64(top_k, top_k, device=device),
+        f64(1, 1, device=device),
+        f64(0, 0, device=device),
+    )
+    ends = f64(0.0, 1 - 2**-53, device=device)
+    order = torch.sort(logits[0], descending=True, stable=True).indices
+    drawn = sampling.draw_filtered_tokens(logits, one, k, one, none, ends, 90)
+    assert torch.equal(drawn, order[[0, top_k - 1]])
 
 
 def test_ties_at_the_edge_of_top_k_go_to_the_lower_ids(device):
-    logits = torch.zeros(1, 200, device=device)
-    logits[0, 150] = 1.0
-    one, none, k = f64(1.0, device=device), f64(0.0, device=device), i64(4, device=device)
-    grid = [sampling.draw_filtered_tokens(logits, one, k, one, none, none + u, 4).item()
-            for u in (0.0, 0.5, 0.7, 0.99)]  # fmt: skip
-    assert grid == [150, 0, 1, 2]
+    logits = torch.zeros(3, 200, device=device)
+    logits[:, 150] = 1.0
+    k, one, none = (torch.full((3,), value, device=device) for value in (4, 1.0, 0.0))
+    uniform = f64(0.0, 0.7, 0.99, device=device)
+    drawn = sampling.draw_filtered_tokens(logits, one, k, one, none, uniform, 4)
+    assert drawn.tolist() == [150, 1, 2]
 
 
-@pytest.mark.parametrize("heat", [1e-300, 1e-30, 1e-8])
-@pytest.mark.parametrize("size", [1.0, 5000.0])
-def test_tiny_temperature_draws_the_likeliest_token(device, heat, size):
-    logits = torch.tensor([[0.0, 2.0, 1.999, -1.0]], device=device) * size
-    one, low, k = f64(1.0, device=device), f64(0.0, device=device), i64(3, device=device)
-    for u in (0.0, 1 - 2**-53):
-        assert sampling.draw_tokens(logits, one * heat, low, low + u).item() == 1
-        drawn = sampling.draw_filtered_tokens(logits, one * heat, k, one, low, low + u, 3)
-        assert drawn.item() == 1
+@pytest.mark.parametrize("heat", [1e-300, 1e-8])
+def test_tiny_temperature_draws_the_likeliest_token(device, heat):
+    logits = torch.tensor([[0.0, 2.0, 1.999, -1.0]], device=device).repeat(2, 1)
+    logits[1] *= 5000  # the smallest scale is lost in the rounding of these
+    one, none, k = f64(1, 1, device=device), f64(0, 0, device=device), i64(3, 3, device=device)
+    for u in (none, one - 2**-53):
+        assert sampling.draw_tokens(logits, one * heat, none, u).tolist() == [1, 1]
+        drawn = sampling.draw_filtered_tokens(logits, one * heat, k, one, none, u, 3)
+        assert drawn.tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
-@pytest.mark.parametrize("live", [[0], [70], [199], [2, 130]])
-def test_token_of_probability_zero_is_never_drawn(device, uniform, live):
-    logits = torch.full((1, 200), -torch.inf, device=device)
-    logits[0, live] = 1.0
-    low, one, u = (f64(value, device=device) for value in (0.0, 1.0, uniform))
-    assert sampling.draw_tokens(logits, one, low, u).item() in live
-    for top_k in (3, 200):
-        k = i64(top_k, device=device)
-        drawn = sampling.draw_filtered_tokens(logits, one, k, one, low, u, top_k)
-        assert drawn.item() in live
+@pytest.mark.parametrize("live", [[70], [2, 130]])
+def test_token_of_probability_zero_is_never_drawn(device, live):
+    logits = torch.full((2, 140), -torch.inf, device=device)
+    logits[:, live] = 1.0
+    none, one, uniform = (
+        f64(0, 0, device=device),
+        f64(1, 1, device=device),
+        f64(0, 1 - 2**-53, device=device),
+    )
+    assert sampling.draw_tokens(logits, one, none, uniform).tolist() == [live[0], live[-1]]
+    k = i64(3, 3, device=device)
+    drawn = sampling.draw_filtered_tokens(logits, one, k, one, none, uniform, 3)
+    assert drawn.tolist() == [live[0], live[-1]]
 
 
 def row_settings(num_rows, vocab_size, device):
@@ -166,38 +185,40 @@ def row_settings(num_rows, vocab_size, device):
     top_p = torch.where(kinds >= 3, 0.8, 1.0).double()
     min_p = torch.where((kinds == 4) | (kinds == 1), 0.02, 0.0).double()
     seeds = torch.arange(num_rows, device=device) * 2**40 - 77
-    return reference.RowSettings(seeds, kinds * 100, heat, top_k, top_p, min_p)
+    return RowSettings(seeds, kinds * 100, heat, top_k, top_p, min_p)
 
 
 def test_draw_rows_equals_its_twin_and_skips_padding(device, vocab_size):
-    settings = row_settings(30, vocab_size, device)
-    rows = torch.randperm(30, generator=torch.Generator().manual_seed(0))[:20].to(device)
-    logits = random(20, vocab_size, device=device)
+    num_lines = 7 if device.type == "cpu" else 120
+    settings = row_settings(2 * num_lines, vocab_size, device)
+    order = torch.randperm(2 * num_lines, generator=torch.Generator().manual_seed(0))
+    rows = order[:num_lines].to(device)
+    logits = random(num_lines, vocab_size, device=device)
     want, want_best = reference.draw_rows(logits, rows, settings, vocab_size)
     padded = torch.cat([rows, i64(-1, -1, device=device)])
     poison = torch.full((2, vocab_size), torch.nan, device=device)
     got, best = sampling.draw_rows(torch.cat([logits, poison]), padded, settings, vocab_size)
-    assert (got[:20] == want).float().mean() >= 0.95
-    assert torch.equal(best[:20], want_best)
+    assert (got[:num_lines] == want).float().mean() >= 0.95
+    assert torch.equal(best[:num_lines], want_best)
     is_greedy = settings.temperature[rows] == 0
-    assert torch.equal(got[:20][is_greedy], logits.argmax(-1)[is_greedy])
+    assert torch.equal(got[:num_lines][is_greedy], logits.argmax(-1)[is_greedy])
     assert ((got >= 0) & (got < vocab_size)).all()
 
 
 def test_draw_rows_without_filters_equals_with(device, vocab_size):
     settings = row_settings(10, vocab_size, device)
-    rows = i64(0, 1, 5, 6, device=device)
-    logits = random(4, vocab_size, device=device)
+    rows = i64(0, 1, 6, device=device)
+    logits = random(3, vocab_size, device=device)
     with_filters, _ = sampling.draw_rows(logits, rows, settings, vocab_size)
     assert torch.equal(sampling.draw_rows(logits, rows, settings, 0)[0], with_filters)
 
 
 def test_draw_of_a_line_does_not_depend_on_the_lines_beside_it(device, vocab_size):
-    settings = row_settings(20, vocab_size, device)
-    rows = torch.arange(20, device=device)
-    logits = random(20, vocab_size, device=device)
+    settings = row_settings(5, vocab_size, device)
+    rows = i64(0, 4, 1, device=device)
+    logits = random(3, vocab_size, device=device)
     together, _ = sampling.draw_rows(logits, rows, settings, vocab_size)
-    for line in range(20):
+    for line in range(3):
         part = slice(line, line + 1)
         alone, _ = sampling.draw_rows(logits[part], rows[part], settings, vocab_size)
         assert torch.equal(alone, together[part])
@@ -206,11 +227,11 @@ def test_draw_of_a_line_does_not_depend_on_the_lines_beside_it(device, vocab_siz
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
 def test_broken_logits_show_in_best_and_still_give_a_token(device, vocab_size, broken):
     settings = row_settings(5, vocab_size, device)
-    logits = random(5, vocab_size, device=device)
+    logits = random(3, vocab_size, device=device)
     logits[:, 100] = broken
     if broken == float("-inf"):
         logits[:] = broken
-    rows = torch.arange(5, device=device)
+    rows = i64(0, 1, 4, device=device)
     token_ids, best = sampling.draw_rows(logits, rows, settings, vocab_size)
     assert not best.isfinite().any()
     assert ((token_ids >= 0) & (token_ids < vocab_size)).all()
@@ -230,7 +251,7 @@ def test_scores_equal_their_twin(device, vocab_size, num_top, is_coarse):
     if is_coarse:
         logits = logits.round()
         logits[:, 7:70] = -torch.inf
-    token_ids = i64(0, 8, 64, 500, vocab_size - 1, 3, device=device)
+    token_ids = i64(0, 8, 64, 150, vocab_size - 1, 3, device=device)
     got = sampling.score_tokens(logits, token_ids, num_top)
     want = reference.score_tokens(logits, token_ids, num_top)
     for part, twin in zip(got, want, strict=True):
@@ -246,3 +267,21 @@ def test_no_lines_give_no_tokens(device, vocab_size):
     assert sampling.random_uniform(rows, rows).shape == (0,)
     settings = row_settings(3, vocab_size, device)
     assert sampling.draw_rows(logits, rows, settings, 5)[0].shape == (0,)
+
+
+@pytest.mark.gpu
+def test_draw_rows_replays_from_a_cuda_graph_on_new_logits_and_positions(vocab_size):
+    device = torch.device("cuda")
+    settings, rows = row_settings(20, vocab_size, device), torch.arange(20, device=device)
+    logits = random(20, vocab_size, device=device)
+    sampling.draw_rows(logits, rows, settings, 1)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        token_ids, best = sampling.draw_rows(logits, rows, settings, 1)
+    for seed in range(3):
+        logits.copy_(random(20, vocab_size, device=device, seed=seed + 10))
+        settings.num_generated.add_(1)
+        graph.replay()
+        want, want_best = sampling.draw_rows(logits, rows, settings, 1)
+        assert torch.equal(token_ids, want)
+        assert torch.equal(best, want_best)
