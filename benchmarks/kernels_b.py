@@ -10,7 +10,6 @@ Knows nothing of the engine.
 """
 
 import argparse
-import dataclasses
 import functools
 import json
 import statistics
@@ -48,12 +47,11 @@ class Case(NamedTuple):
     num_bytes: int
 
 
-@dataclasses.dataclass(frozen=True)
 class CompactionKernels:
     """As much of a backend as a compaction calls."""
 
-    name: str = "triton"
-    device: torch.device = torch.device("cuda")
+    name = "triton"
+    device = torch.device("cuda")
     copy_blocks = staticmethod(kv_store.copy_blocks)
     mass_and_similarity = staticmethod(scores.mass_and_similarity)
     combine_scores = staticmethod(scores.combine_scores)

@@ -74,9 +74,12 @@ def _check(
     state = (kv_blocks.shape[0], kv_blocks.shape[2], kv_blocks.shape[3])
     assert tuple(position_blocks.shape) == state, f"state {position_blocks.shape}, not {state}"
     assert tuple(score_blocks.shape) == state, f"state {score_blocks.shape}, not {state}"
-    assert slots.dtype == torch.int64 and slots.is_contiguous(), f"slots in {slots.dtype}"
-    assert keep.dtype == torch.bool and keep.is_contiguous(), f"keep in {keep.dtype}"
-    assert positions.shape == keep.shape and positions.is_contiguous(), f"{positions.shape}"
+    assert slots.dtype == torch.int64, f"slots in {slots.dtype}"
+    assert slots.is_contiguous(), f"slots in {slots.dtype}"
+    assert keep.dtype == torch.bool, f"keep in {keep.dtype}"
+    assert keep.is_contiguous(), f"keep in {keep.dtype}"
+    assert positions.shape == keep.shape, f"{positions.shape}"
+    assert positions.is_contiguous(), f"{positions.shape}"
     assert score_blocks.dtype == torch.float32, f"scores in {score_blocks.dtype}"
     assert position_blocks.dtype == positions.dtype == torch.int32, f"{positions.dtype}"
 

@@ -70,6 +70,7 @@ class CudaBackend:
     penalize = staticmethod(sampling.penalize)
     draw_tokens = staticmethod(sampling.draw_tokens)
     draw_filtered_tokens = staticmethod(sampling.draw_filtered_tokens)
+    draw_rows = staticmethod(sampling.draw_rows)
     score_tokens = staticmethod(sampling.score_tokens)
     gather_keys = staticmethod(reference_scores.gather_keys)
     gather_values = staticmethod(reference_scores.gather_values)

@@ -1,7 +1,7 @@
 """Writes keys, values and queries into their slots, and copies whole blocks: Triton.
 
-Same acts as `reference/kv_store.py`. Negative slots write nothing, so the padded batches
-of CUDA graphs need no other kernel. No launch waits for the device or allocates by what the data says.
+Same acts as `reference/kv_store.py`. Negative slots write nothing, so the padded batches of CUDA
+graphs need no other kernel. No launch waits for the device or allocates by what the data says.
 Knows nothing of who owns a block.
 """
 
@@ -86,7 +86,7 @@ def store_queries(
     assert ring_slots.dtype == token_index.dtype == torch.int64, (ring_slots.dtype,)
     assert ring_slots.shape == token_index.shape, (ring_slots.shape, token_index.shape)
     assert ring_slots.is_contiguous(), ring_slots.stride()
-    assert token_index.is_contiguous(), ring_slots.stride()
+    assert token_index.is_contiguous(), token_index.stride()
     _check_rows(q)
     if num_writes == 0:
         return

@@ -87,9 +87,9 @@ def penalize(
     assert logits.dtype == torch.float32, logits.dtype
     assert in_prompt.shape == num_generated.shape == logits.shape, (in_prompt.shape, logits.shape)
     assert in_prompt.is_contiguous(), in_prompt.stride()
-    assert num_generated.is_contiguous(), in_prompt.stride()
+    assert num_generated.is_contiguous(), num_generated.stride()
     assert in_prompt.dtype == torch.bool, in_prompt.dtype
-    assert num_generated.dtype == torch.int32, in_prompt.dtype
+    assert num_generated.dtype == torch.int32, num_generated.dtype
     _check_settings(num_lines, repetition.dtype, repetition, presence, frequency)
     out = torch.empty((num_lines, vocab_size), dtype=torch.float32, device=logits.device)
     if num_lines:

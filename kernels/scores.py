@@ -137,7 +137,7 @@ def mass_and_similarity(
     chunk: int,
     threshold: float,
 ) -> tuple[Tensor, Tensor]:
-    """See the twin. One launch that reads each 16-bit key once from memory and writes 8 bytes a key and head.
+    """See the twin. One launch: reads each 16-bit key once from memory, writes 8 bytes a key.
 
     One program per (row, KV head, chunk of up to 256 slots) keeps the chunk's keys on chip and
     compares each with all. At 256 slots of 128 dimensions that is 21 MFLOP for 64 KiB, 320 a byte,
@@ -228,10 +228,13 @@ def _fused_config(chunk: int) -> dict[str, int]:
 
 
 def _check_tail(kv_blocks: Tensor, slots: Tensor, positions: Tensor) -> None:
-    assert kv_blocks.is_contiguous() and slots.is_contiguous(), "pool and slots must be contiguous"
+    assert kv_blocks.is_contiguous(), "pool and slots must be contiguous"
+    assert slots.is_contiguous(), "pool and slots must be contiguous"
     assert positions.is_contiguous(), f"positions of strides {positions.stride()}"
-    assert kv_blocks.dim() == 5 and kv_blocks.shape[1] == 2, f"pool of shape {kv_blocks.shape}"
-    assert slots.dtype == torch.int64 and positions.dtype == torch.int32, f"{slots.dtype}"
+    assert kv_blocks.dim() == 5, f"pool of shape {kv_blocks.shape}"
+    assert kv_blocks.shape[1] == 2, f"pool of shape {kv_blocks.shape}"
+    assert slots.dtype == torch.int64, f"slots in {slots.dtype}"
+    assert positions.dtype == torch.int32, f"positions in {positions.dtype}"
     wanted = (slots.shape[0], kv_blocks.shape[3], slots.shape[1])
     assert tuple(positions.shape) == wanted, f"positions {positions.shape}, expected {wanted}"
 

@@ -75,7 +75,8 @@ def _row_config(max_tail: int) -> dict[str, int]:
 
 def _check(scores: Tensor, positions: Tensor, lens: Tensor) -> None:
     assert scores.shape == positions.shape, f"scores {scores.shape}, positions {positions.shape}"
-    assert scores.is_contiguous() and positions.is_contiguous(), "rows must lie one after another"
+    assert scores.is_contiguous(), "rows must lie one after another"
+    assert positions.is_contiguous(), "rows must lie one after another"
     assert scores.dtype == torch.float32, f"scores in {scores.dtype}"
     assert positions.dtype == torch.int32, f"positions in {positions.dtype}"
     assert lens.shape == scores.shape[:1], f"{lens.shape[0]} lengths for {scores.shape[0]} rows"

@@ -15,9 +15,9 @@ from torch import Tensor
 def send_array(values: np.ndarray, device: torch.device) -> Tensor:
     """A device tensor of the array's shape and dtype."""
     host = torch.from_numpy(np.ascontiguousarray(values))
-    if device.type == "cpu":
-        return host
-    return host.pin_memory().to(device, non_blocking=True)
+    if device.type == "cuda":
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
 
 
 def send_ints(values: Sequence[int], device: torch.device) -> Tensor:

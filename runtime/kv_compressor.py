@@ -10,6 +10,7 @@ request) pair is one row of a batch. A pass takes as many layers as fit a bound 
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -180,7 +181,7 @@ class KVCompressor:
             for item, newest in zip(batch, positions, strict=True)
         ]
         parts = [_tables(batch), _padded(ring_slots), _padded(positions), _facts(batch)]
-        lines = [sum(of_request, []) for of_request in zip(*parts, strict=True)]
+        lines = [list(chain(*of_request)) for of_request in zip(*parts, strict=True)]
         widths = [len(part[0]) for part in parts]
         tables, rings, at, facts = self._to_device(lines).split(widths, dim=1)
         protected_lens, lens, num_keep, stateful_lens, logical_lens, seeds = facts.unbind(1)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from zipage_lang.kernels.backend import Backend
+from zipage_lang.kernels.backend import Backend, RowSettings
 from zipage_lang.runtime.device_copy import send_ints
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.step_plan import RowSetup, Sample, TokenLogprobs
@@ -85,9 +85,7 @@ class _Batch:
     held_back: _Edits | None  # tokens that end the output, for rows with min_tokens
     penalized: _Lines | None
     count_slots: Tensor | None  # int64 [num_penalized]
-    plain: _Lines | None  # drawn at random, with no more than min_p
-    filtered: _Lines | None  # drawn at random, with top_k or top_p
-    max_top_k: int
+    max_top_k: int  # of the lines with top_k or top_p; 0: there are none
     scored: _Lines | None
     num_top: tuple[int | None, ...]
 
@@ -158,6 +156,14 @@ class Sampler:
         self._repetition = self._zeros(max_rows, torch.float64)
         self._presence = self._zeros(max_rows, torch.float64)
         self._frequency = self._zeros(max_rows, torch.float64)
+        self._settings = RowSettings(
+            self._seeds,
+            self._num_generated,
+            self._temperature,
+            self._top_k,
+            self._top_p,
+            self._min_p,
+        )
         self._counts = _TokenCounts(vocab_size, self.device)
         self._params: dict[int, SamplingParams] = {}
         self._batches: dict[tuple[int, ...], _Batch] = {}  # the latest step's batch, if still valid
@@ -195,8 +201,9 @@ class Sampler:
         assert logits.dtype == torch.float32, logits.dtype
         batch = self._batch_of(tuple(rows))
         edited = self._edit(logits, batch)  # [num_draws, vocab_size]
-        best, token_ids = edited.max(-1)  # [num_draws] each; the greedy choice
-        self._draw_random(edited, batch, token_ids)
+        token_ids, best = self.backend.draw_rows(
+            edited, batch.rows, self._settings, batch.max_top_k
+        )  # [num_draws] each
         self._record_tokens(batch, token_ids)
         record = torch.stack((token_ids.double(), best.isfinite().double()), 1)  # [num_draws, 2]
         if batch.scored is not None:
@@ -249,28 +256,6 @@ class Sampler:
             self._frequency[group.rows],
         )
 
-    def _draw_random(self, logits: Tensor, batch: _Batch, token_ids: Tensor) -> None:
-        """Overwrite the greedy choice of the lines that are drawn at random."""
-        if batch.plain is not None:
-            rows = batch.plain.rows
-            token_ids[batch.plain.lines] = self.backend.draw_tokens(
-                batch.plain.take(logits),
-                self._temperature[rows],
-                self._min_p[rows],
-                self.backend.random_uniform(self._seeds[rows], self._num_generated[rows]),
-            )
-        if batch.filtered is not None:
-            rows = batch.filtered.rows
-            token_ids[batch.filtered.lines] = self.backend.draw_filtered_tokens(
-                batch.filtered.take(logits),
-                self._temperature[rows],
-                self._top_k[rows],
-                self._top_p[rows],
-                self._min_p[rows],
-                self.backend.random_uniform(self._seeds[rows], self._num_generated[rows]),
-                batch.max_top_k,
-            )
-
     def _record_tokens(self, batch: _Batch, token_ids: Tensor) -> None:
         self.last_token_ids[batch.rows] = token_ids
         self._num_generated[batch.rows] += 1
@@ -306,8 +291,6 @@ class Sampler:
             held_back=self._edits(rows, self._held_back),
             penalized=penalized,
             count_slots=None if penalized is None else self._int64(slots),
-            plain=self._lines_where(rows, _is_plain),
-            filtered=self._lines_where(rows, _is_filtered),
             max_top_k=max(top_ks, default=0),
             scored=self._lines_where(rows, _is_scored),
             num_top=tuple(sampling.logprobs for sampling in params),
@@ -370,10 +353,6 @@ def _is_penalized(sampling: SamplingParams) -> bool:
 
 def _is_filtered(sampling: SamplingParams) -> bool:
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1.0)
-
-
-def _is_plain(sampling: SamplingParams) -> bool:
-    return sampling.temperature > 0 and not _is_filtered(sampling)
 
 
 def _is_scored(sampling: SamplingParams) -> bool:

@@ -138,8 +138,10 @@ def draw_rows(
     """
     seeds, drawn_before, *filters = (setting[rows.clamp(min=0)] for setting in settings)
     temperature, top_k, top_p, min_p = filters  # [num_lines] each
-    uniform = random_uniform(seeds, drawn_before)  # [num_lines]
     best, token_ids = logits.max(-1)  # [num_lines] each
+    if not (temperature > 0).any():
+        return token_ids, best
+    uniform = random_uniform(seeds, drawn_before)  # [num_lines]
     is_filtered = (top_k < logits.shape[1]) | (top_p < 1)  # [num_lines]
     is_plain = (temperature > 0) & (rows >= 0) & ~is_filtered
     if is_plain.any():

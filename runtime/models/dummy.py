@@ -44,13 +44,14 @@ class RandomWeights:
 
     def read(self, name: str) -> Tensor:
         """The tensor, already on the device and in the dtype it is wanted in."""
-        kind = {"dtype": self._dtype, "device": self._device}
-        shape = self._shapes[name]
+        shape, dtype, device = self._shapes[name], self._dtype, self._device
         if name.endswith("norm.weight"):
-            return torch.ones(shape, **kind)
-        generator = torch.Generator(self._device)
-        generator.manual_seed(self._seed * 2**32 + zlib.crc32(name.encode()))
-        return torch.randn(shape, generator=generator, **kind).mul_(self._std)
+            return torch.ones(shape, dtype=dtype, device=device)
+        generator = torch.Generator(device)
+        # The CPU generator heeds 32 bits of a seed only.
+        generator.manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
+        drawn = torch.randn(shape, generator=generator, dtype=dtype, device=device)
+        return drawn.mul_(self._std)
 
 
 def weight_shapes(arch: ArchConfig) -> Mapping[str, tuple[int, ...]]:

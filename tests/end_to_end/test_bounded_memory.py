@@ -181,24 +181,16 @@ def test_stop_cuts_a_state_where_the_text_ended(tiny, driver):
     assert engine.final("next").usage.cached_tokens in (len(kept), len(kept) - 1)
 
 
-def test_swapped_and_resumed_requests_draw_the_same_tokens(tiny, driver):
-    """Compacted requests pushed out to host memory come back with exactly what they held.
-
-    With E as long as the query window nobody can compact early, which would change what is kept.
-    """
-    options = {"kv_mode": "fixed", "kv_budget": 64, "evict_interval": 16, "policy": "zipage"}
-    outputs = []
-    for num_blocks in (400, 22):
-        engine = driver(tiny, num_blocks=num_blocks, **options)
-        for index in range(6):
-            engine.add(f"r{index}", prompt_of(20, seed=index), max_tokens=260, seed=index)
-        engine.finish()
-        outputs.append([engine.tokens(f"r{index}") for index in range(6)])
-        stats = engine.engine.stats()
-        assert stats["num_early_compactions"] == 0
-    assert outputs[0] == outputs[1]
+def test_compacted_requests_are_swapped_and_come_back(tiny, driver):
+    """19 blocks hold three requests, but not always all that three may grow to."""
+    engine = driver(tiny, num_blocks=19, kv_mode="fixed", kv_budget=64, evict_interval=16)
+    for index in range(6):
+        engine.add(f"r{index}", prompt_of(20, seed=index), max_tokens=260, seed=index)
+    engine.finish()
+    stats = engine.engine.stats()
     assert stats["num_swap_outs"] > 0
     assert stats["num_swap_ins"] == stats["num_swap_outs"]
+    assert all(len(engine.tokens(f"r{index}")) == 260 for index in range(6))
 
 
 def test_planning_ahead_keeps_the_same_slots_and_draws_the_same_tokens(tiny, driver):
