@@ -1,6 +1,6 @@
 """Throughput on this machine: our engine side by side with transformers' generate, and with itself.
 
-    python bench.py                          batch 1, 8, 16 against transformers; 128 slots against full KV
+    python bench.py                          all: against transformers, and a budget against full KV
     python bench.py --batch 8 --repeats 5    only that batch, against transformers
     python bench.py --budget 128 --max-tokens 1500 --batch 8    a KV budget against full KV
 
@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import dataclasses
 import functools
+import itertools
 import json
 import platform
 import random
@@ -31,7 +32,7 @@ PROMPT_LEN = 64
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One load: `batch` prompts at once, `max_tokens` greedy tokens each, end-of-sequence ignored."""
+    """One load: `batch` prompts at once, `max_tokens` greedy tokens each, no end-of-sequence."""
 
     batch: int
     max_tokens: int
@@ -157,9 +158,7 @@ def latencies(started: float, arrivals: list[list[float]]) -> dict[str, float]:
     """Time to first token and time per output token over all requests."""
     first = [times[0] - started for times in arrivals]
     gaps = sorted(
-        later - sooner
-        for times in arrivals
-        for sooner, later in zip(times, times[1:], strict=False)
+        later - sooner for times in arrivals for sooner, later in itertools.pairwise(times)
     )
     return {
         "ttft_ms_median": 1e3 * statistics.median(first),

@@ -1,5 +1,4 @@
-"""The memory-bandwidth limit of a decode load: what an engine could do that reads weights and resident
-KV once per step, and nothing else.
+"""The memory-bandwidth limit of a decode load: an engine that only reads weights and resident KV.
 
 Each step gives one token per running request and costs (weight bytes + resident KV bytes) over the
 card's copy bandwidth. Requests are admitted in order while they fit; when the pool overflows, the

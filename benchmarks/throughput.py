@@ -43,7 +43,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--policy", default="zipage")
     parser.add_argument("--pool-gib", type=float, default=40.0)
     parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--max-running", type=int, default=192)
+    parser.add_argument("--max-running", type=int, default=256)
     parser.add_argument("--max-step-tokens", type=int, default=4096)
     parser.add_argument("--num-query-slots", type=int)
     parser.add_argument("--temperature", type=float, default=0.6)

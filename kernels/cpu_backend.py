@@ -30,6 +30,7 @@ class CpuBackend:
 
     plan_attention = staticmethod(attention.plan_attention)
     attention = staticmethod(attention.attention)
+
     @staticmethod
     def graph_planner(*_shape: int, max_rows: int, max_blocks: int) -> None:
         """The CPU has no graphs."""

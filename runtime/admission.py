@@ -21,7 +21,7 @@ class Admission:
         return self._state.waiting.in_order(self._cached_len)
 
     def should_wait_for_sibling(self, request: Request) -> bool:
-        """Whether a running prefill is computing a prefix that this request could share next step."""
+        """Whether a running prefill computes a prefix that this request could share next step."""
         if request.table is not None or request.swapped is not None:
             return False
         cache, block_size = self._state.cache, self._state.block_size
@@ -113,7 +113,7 @@ class Admission:
         plan.set_up_row(request)
 
     def _count_hit(self, request: Request) -> None:
-        """Prompt tokens found in the tree count as cached, unless this request computed them itself."""
+        """Prompt tokens found in the tree count as cached, unless this request computed them."""
         if request.max_computed_len == 0:
             request.num_cached_tokens = request.logical_len
         num_again = max(0, request.max_computed_len - request.logical_len)
@@ -137,7 +137,7 @@ class Admission:
         return True
 
     def _reserve(self) -> int:
-        """Blocks for what the running will soon grow into, so that an admission is not undone at once."""
+        """Blocks that the running will soon grow into, so that no admission is undone at once."""
         horizon = self._state.config.growth_reserve
         growth = sum(
             min(horizon, max(0, self._planner.growth_left(request)))

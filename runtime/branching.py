@@ -18,8 +18,10 @@ class Branching:
         self._planner = planner
 
     def branch_followers(self, leader: Request, plan: PlanBuilder) -> tuple[Request, ...]:
-        """Samples that waited for the leader's prefill: those that get a row draw from its logits;
-        the rest queue one token short of the prompt's end, so that they can make logits themselves."""
+        """Samples that waited for the leader's prefill: those that get a row draw from its logits.
+
+        The rest queue one token short of the prompt's end, so that they can make logits themselves.
+        """
         drawing = []
         for follower in leader.followers:
             has_row = self._state.num_free_rows > 0
@@ -38,7 +40,7 @@ class Branching:
         return tuple(drawing)
 
     def start_from(self, parent: Request, child: Request) -> None:
-        """Give the child the part of the parent's state that its tokens run through, if it may have it."""
+        """Give the child what its tokens run through of the parent's state, if it may have it."""
         if parent.table is None or parent.status is Status.COMPACTING:
             return
         if parent.namespace != child.namespace:

@@ -12,7 +12,7 @@ UNBOUNDED = 2**62
 
 
 class CompactionPlanner:
-    """`room` bounds how far a request may grow; `is_due` and `can_compact_early` say when it shrinks."""
+    """`room` bounds how far a request grows; `is_due` and `can_compact_early`: when it shrinks."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
@@ -89,7 +89,7 @@ class CompactionPlanner:
         )
 
     def plan(self, request: Request, plan: PlanBuilder) -> bool:
-        """Put the request's compaction into the step. False when blocks for private copies are short."""
+        """Put the compaction into the step. False when blocks for private copies are short."""
         return self._plan(request, plan, self._num_keep(request))
 
     def plan_in_place(self, request: Request, plan: PlanBuilder) -> bool:
@@ -103,7 +103,7 @@ class CompactionPlanner:
         return not blocks.copies and self._plan(request, plan, num_keep)
 
     def finish(self, ident: int) -> None:
-        """A compaction is done: switch the block table, count. Its request may have ended meanwhile."""
+        """A compaction is done: switch the table, count. Its request may have ended meanwhile."""
         planned = self._state.compacting.pop(ident)
         request, compaction = planned.request, planned.compaction
         assert request.table is not None

@@ -5,6 +5,7 @@ setting).
 """
 
 import dataclasses
+from collections.abc import Callable
 from math import isfinite
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ LoadFormat = Literal["auto", "dummy"]
 Order = Literal["fcfs", "lpm"]
 
 
-_KINDS = {
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "int": ("a whole number", lambda value: isinstance(value, int)),
     "float": ("a finite number", lambda value: isinstance(value, (int, float)) and isfinite(value)),
     "bool": ("True or False", lambda value: isinstance(value, bool)),

@@ -31,7 +31,7 @@ def buckets_up_to(max_rows: int) -> tuple[int, ...]:
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    logits: Tensor  # float32 [bucket, vocab_size]
+    logits: Tensor  # [bucket, vocab_size]
 
 
 class DecodeGraphs:
@@ -47,7 +47,7 @@ class DecodeGraphs:
         *,
         max_rows: int,
     ) -> None:
-        """last_token_ids: int64 [all rows], the token each row drew last; read inside the graphs."""
+        """last_token_ids: int64 [all rows], what each row drew last; read inside the graphs."""
         self._model, self._cache, self._tables = model, cache, tables
         self._graph_decode, self._last_token_ids = graph_decode, last_token_ids
         self._buckets = buckets_up_to(max_rows)
@@ -69,7 +69,7 @@ class DecodeGraphs:
         )
 
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Logits of the step, float32 [num_chunks, vocab_size]; valid until the next run."""
+        """Logits of the step, [num_chunks, vocab_size]; valid until the next run."""
         bucket = next(size for size in self._buckets if size >= len(chunks))
         has_queries = any(chunk.query_slot is not None for chunk in chunks)
         rows = np.array([chunk.row for chunk in chunks], dtype=np.int64)

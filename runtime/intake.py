@@ -100,9 +100,9 @@ class Intake:
         needed = self.most_blocks(len(message.token_ids), message.sampling.max_tokens, kv)
         if needed > self._limits.num_blocks:
             raise RequestRefused(
-                f"the request may need {needed} KV blocks of {self._block_size} tokens, but the pool "
-                f"has {self._limits.num_blocks}; lower max_tokens or the kv budget, use kv mode 'fixed', "
-                "or give the engine more kv_cache_memory"
+                f"the request may need {needed} KV blocks of {self._block_size} tokens, but the "
+                f"pool has {self._limits.num_blocks}; lower max_tokens or the kv budget, use kv "
+                "mode 'fixed', or give the engine more kv_cache_memory"
             )
 
     def most_blocks(self, num_prompt_tokens: int, max_tokens: int, kv: KVSettings) -> int:

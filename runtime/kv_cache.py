@@ -1,4 +1,4 @@
-"""The KV cache's tensors: K and V of all blocks, slot state, and the query rings. Allocated here only.
+"""The KV cache's tensors, allocated here only: K and V of all blocks, slot state, query rings.
 
 Knows nothing of who owns which block.
 """

@@ -19,7 +19,7 @@ class MessageError(ValueError):
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, kw_only=True):
-    """Generate from `token_ids`. With sampling.n > 1 the prompt is computed once and n samples fork from it.
+    """Generate from `token_ids`. With sampling.n > 1, n samples fork from a prompt computed once.
 
     Ends with exactly one final TokenOutput per sample (finish_reason set, or error set).
     """
@@ -35,7 +35,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, kw_only=True):
 
 
 class Fork(msgspec.Struct, tag="fork", frozen=True, kw_only=True):
-    """Start `children` from the state of `parent_id` (running or held), sharing its blocks by reference.
+    """Start `children` from the state of `parent_id` (running or held); they share its blocks.
 
     Each child's token_ids start with the parent's tokens at the fork point. Where the parent's
     state is gone the children start from what the radix tree still holds.
@@ -154,7 +154,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True, kw_only=True):
-    """The engine could not start, or ended on an internal error; `error` says why and what to do."""
+    """The engine could not start, or ended on an internal error; `error`: why, and what to do."""
 
     error: str
 

@@ -70,7 +70,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
-        """Start all that the plan says, behind what was launched before; may return before it is done."""
+        """Start all that the plan says, behind what was launched before; may not wait for it."""
         start = timed_event() if self._backend.device.type == "cuda" else None
         self._host_swap.swap_out(plan.swap_outs)
         self._copy_blocks(plan.block_copies)
@@ -85,7 +85,7 @@ class ModelRunner:
         return Launched(plan.step, draws, prompt_logprobs, span)
 
     def collect(self, launched: Launched) -> StepResult:
-        """Wait for the step's drawn tokens. Raises FloatingPointError when logits are not finite."""
+        """Wait for the step's drawn tokens. Raises FloatingPointError for non-finite logits."""
         samples = () if launched.draws is None else launched.draws.samples()
         if launched.span is not None:
             launched.span[1].synchronize()

@@ -35,7 +35,7 @@ class Pressure:
     def with_room(
         self, request: Request, plan: PlanBuilder, attempt: Callable[[], T | None]
     ) -> T | None:
-        """The attempt's result, making room until it succeeds; None when the request must sit out."""
+        """The attempt's result, making room until it succeeds; None: the request must sit out."""
         while (result := attempt()) is None:
             if self._relieve(request, plan) is not Relief.NOW:
                 return None
@@ -79,7 +79,7 @@ class Pressure:
         return False
 
     def preempt(self, request: Request) -> None:
-        """Back to its place in the queue; what is computed stays in the tree while there is room."""
+        """Back to its place in the queue; what is computed stays in the tree if there is room."""
         self._state.stop_running(request)
         self._state.keep_in_tree(request)
         request.status = Status.WAITING

@@ -81,7 +81,7 @@ class QuerySlots:
         request.query_slot_since = request.logical_len
 
     def _pick_lender(self, request: Request) -> Request | None:
-        """The holder farthest from needing its slot; one past its line keeps it until it compacts."""
+        """The holder farthest from needing its slot; past its line one keeps it to the end."""
         idle = [holder for holder in self._holders.values() if self._can_lend(holder, request)]
         return max(idle, key=self._distance, default=None)
 

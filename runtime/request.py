@@ -99,12 +99,12 @@ class Request:
 
     @property
     def tail_len(self) -> int:
-        """Resident slots that may be dropped; negative while the protected part is not computed yet."""
+        """Resident slots that may be dropped; negative while protected ones are not computed."""
         return self.resident_len - self.kv.protected_len
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens that no step has computed yet, known or being drawn: 1 is a decode, more a prefill."""
+        """Tokens no step has computed yet, known or being drawn: 1 is a decode, more a prefill."""
         return len(self.token_ids) + self.num_pending - self.logical_len
 
     @property

@@ -194,11 +194,11 @@ class Sampler:
         """Draw one token per row and move the rows' state on. Never waits for the device.
 
         Args:
-            logits: float32 [num_draws, vocab_size], line i for rows[i]; left as they are.
+            logits: float [num_draws, vocab_size], line i for rows[i]; left as they are.
             rows: distinct rows, each set up before.
         """
         assert logits.shape == (len(rows), self.vocab_size), (logits.shape, len(rows))
-        assert logits.dtype == torch.float32, logits.dtype
+        assert logits.is_floating_point(), logits.dtype
         batch = self._batch_of(tuple(rows))
         edited = self._edit(logits, batch)  # [num_draws, vocab_size]
         token_ids, best = self.backend.draw_rows(
@@ -216,14 +216,14 @@ class Sampler:
         """Logprobs of known next tokens. Waits for the device.
 
         Args:
-            logits: float32 [num_positions, vocab_size].
+            logits: float [num_positions, vocab_size].
             next_token_ids: int64 [num_positions], the token that follows each position.
             num_top: how many of the likeliest tokens to report at each position.
         """
         scored: list[TokenLogprobs] = []
         parts = zip(logits.split(SCORED_LINES), next_token_ids.split(SCORED_LINES), strict=True)
         for part, token_ids in parts:
-            scores = self.backend.score_tokens(part, token_ids, num_top)
+            scores = self.backend.score_tokens(part.float(), token_ids, num_top)
             lines = _score_columns(scores).tolist()
             for token_id, line in zip(token_ids.tolist(), lines, strict=True):
                 entry = _token_logprobs(token_id, line, num_top)
@@ -234,7 +234,7 @@ class Sampler:
     def _edit(self, logits: Tensor, batch: _Batch) -> Tensor:
         if batch.biased is None and batch.held_back is None and batch.penalized is None:
             return logits
-        out = logits.clone()  # [num_draws, vocab_size]
+        out = logits.to(torch.float32, copy=True)  # [num_draws, vocab_size]
         if batch.biased is not None:
             edits = batch.biased
             out[edits.lines, edits.token_ids] += edits.values
@@ -267,7 +267,7 @@ class Sampler:
     ) -> Tensor:
         num_top = max(num for num in batch.num_top if num is not None)
         token_ids = scored.take(record[:, 0]).to(torch.int64)
-        scores = self.backend.score_tokens(scored.take(logits), token_ids, num_top)
+        scores = self.backend.score_tokens(scored.take(logits).float(), token_ids, num_top)
         wide = record.new_zeros((len(record), 4 + 2 * num_top))  # [num_draws, 4 + 2 * num_top]
         wide[:, :2] = record
         wide[scored.lines, 2:] = _score_columns(scores)

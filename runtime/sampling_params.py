@@ -16,7 +16,7 @@ MAX_SAMPLES = 1024
 @strict_fields("sampling field")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Settings of one request. Raises ValueError (value and fix named) when a field is out of range."""
+    """Settings of one request. Raises ValueError (value and fix named) for a field out of range."""
 
     max_tokens: int = 128  # output tokens at most
     min_tokens: int = (

@@ -54,7 +54,7 @@ class Scheduler:
         self._state.waiting.add(requests[0])
 
     def fork(self, message: Fork) -> None:
-        """Queue branches that start from the parent's state; a refused one gets its error as output."""
+        """Queue branches that start from the parent's state; a refused one outputs its error."""
         live = self._by_id.get(message.parent_id, [])
         parent = live[0] if live else self._state.held.get(message.parent_id)
         for child_message in message.children:
@@ -251,7 +251,7 @@ class Scheduler:
         return min(request.num_uncomputed, budget, chunk, self._planner.room(request))
 
     def _shrink_to_fit(self, request: Request, num_tokens: int) -> int:
-        """A prefill chunk takes what is there rather than push others out; one token is the least."""
+        """A prefill chunk takes what is there rather than push others out; at least one token."""
         table = request.table
         assert table is not None
         available = self._state.cache.num_available
@@ -290,7 +290,7 @@ class Scheduler:
             drawing.num_pending += 1
 
     def _samplers(self, leader: Request, plan: PlanBuilder) -> tuple[Request, ...]:
-        """Who draws from the leader's logits: itself and the samples that waited for its prefill."""
+        """Who draws from the leader's logits: itself and who waited for its prefill."""
         return (leader, *self._branching.branch_followers(leader, plan))
 
     def _prompt_score(self, request: Request, position: int, num_tokens: int) -> PromptScore | None:

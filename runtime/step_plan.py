@@ -68,7 +68,7 @@ class PromptScore:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chunk:
-    """One row's tokens in this step's forward pass: a decode, a prefill chunk, or the rest of a cache hit.
+    """One row's tokens in this step's forward pass: a decode, or a prefill's or cache hit's rest.
 
     Token j of the chunk has logical position `position + j` and is stored in the row's resident
     slot `resident_start + j`; it attends to the resident slots [0, resident_start + j].
@@ -79,9 +79,7 @@ class Chunk:
     token_ids: tuple[int, ...] | None  # None: the row's last (drawn, or of its RowSetup)
     position: int
     resident_start: int
-    sample_rows: tuple[
-        int, ...
-    ]  # rows that draw a token from the last position's logits; may be empty
+    sample_rows: tuple[int, ...]  # draw a token from the last position's logits; may be empty
     query_slot: int | None  # ring that the queries of the last tokens are written to
     prompt_score: PromptScore | None
 
@@ -149,7 +147,7 @@ class StepPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probability (natural log, before temperature and filters) of a token and of the likeliest."""
+    """Log-probabilities (natural, before temperature and filters) of a token and the likeliest."""
 
     token_id: int
     logprob: float

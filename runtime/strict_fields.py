@@ -20,7 +20,7 @@ def unknown_name_error(what: str, name: str, known: Iterable[str]) -> ValueError
 
 
 def strict_fields(what: str) -> Any:
-    """Class decorator for a keyword-only dataclass: an unknown keyword raises ValueError, not TypeError."""
+    """Class decorator for keyword-only dataclasses: unknown keywords raise ValueError."""
 
     def decorate(cls: type[T]) -> type[T]:
         plain_init = cls.__init__

@@ -63,7 +63,7 @@ def plan_attention(
         _plan_group(starts[seqs], q_lens[seqs], kv_lens[seqs], tables[seqs], block_size)
         for seqs in members
     )
-    return _in_order(groups, starts, q_lens, members, num_kv_heads)
+    return _in_order(groups, int(starts[-1]), num_kv_heads)
 
 
 def attention(
@@ -171,15 +171,12 @@ def _plan_group(
 
 
 def _in_order(
-    groups: tuple[AttentionGroup, ...],
-    starts: Tensor,
-    q_lens: Tensor,
-    members: list[Tensor],
-    num_kv_heads: int,
+    groups: tuple[AttentionGroup, ...], num_tokens: int, num_kv_heads: int
 ) -> AttentionPlan:
     """Add where each token's output lies; drop the indices that would change nothing."""
-    num_tokens = int(starts[-1])
-    padded = torch.cat([group.tokens for group in groups])  # [sum of num_seqs * q_len]
+    padded = torch.cat(
+        [group.tokens for group in groups if group.tokens is not None]
+    )  # [sum of num_seqs * q_len]
     order = torch.empty(num_tokens, dtype=torch.long)
     # Padded rows repeat their sequence's last token and compute the same output, so any may win.
     order[padded] = torch.arange(len(padded))

@@ -128,7 +128,7 @@ def draw_rows(
     This twin waits for the device; the Triton act does not.
 
     Args:
-        logits: float32 [num_lines, vocab_size].
+        logits: float [num_lines, vocab_size].
         rows: int64 [num_lines], into the tensors of `settings`; a negative row's draw is arbitrary.
         settings: see `RowSettings`.
         max_top_k: the largest of the lines' `top_k`; 0 where no line has top_k or top_p.
@@ -136,8 +136,10 @@ def draw_rows(
         token_ids: int64 [num_lines].
         best: float32 [num_lines], the largest logit; NaN where the line holds one.
     """
-    seeds, drawn_before, *filters = (setting[rows.clamp(min=0)] for setting in settings)
-    temperature, top_k, top_p, min_p = filters  # [num_lines] each
+    seeds, drawn_before, temperature, top_k, top_p, min_p = (
+        setting[rows.clamp(min=0)] for setting in settings
+    )  # [num_lines] each
+    logits = logits.float()  # [num_lines, vocab_size]
     best, token_ids = logits.max(-1)  # [num_lines] each
     if not (temperature > 0).any():
         return token_ids, best
@@ -145,12 +147,20 @@ def draw_rows(
     is_filtered = (top_k < logits.shape[1]) | (top_p < 1)  # [num_lines]
     is_plain = (temperature > 0) & (rows >= 0) & ~is_filtered
     if is_plain.any():
-        settings_of = (setting[is_plain] for setting in (temperature, min_p, uniform))
-        token_ids[is_plain] = draw_tokens(logits[is_plain], *settings_of)
+        token_ids[is_plain] = draw_tokens(
+            logits[is_plain], temperature[is_plain], min_p[is_plain], uniform[is_plain]
+        )
     is_filtered &= (temperature > 0) & (rows >= 0)
     if max_top_k and is_filtered.any():
-        settings_of = (setting[is_filtered] for setting in (*filters, uniform))
-        token_ids[is_filtered] = draw_filtered_tokens(logits[is_filtered], *settings_of, max_top_k)
+        token_ids[is_filtered] = draw_filtered_tokens(
+            logits[is_filtered],
+            temperature[is_filtered],
+            top_k[is_filtered],
+            top_p[is_filtered],
+            min_p[is_filtered],
+            uniform[is_filtered],
+            max_top_k,
+        )
     return token_ids, best
 
 

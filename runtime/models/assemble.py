@@ -67,9 +67,8 @@ class _Weights:
             if has_bias:
                 self._check(f"{prefix}.{part}.bias", (size,))
         total = sum(parts.values())
-        kind = {"dtype": self._dtype, "device": self._backend.device}
-        weight = torch.empty((total, in_size), **kind)  # [total, in_size]
-        bias = torch.empty(total, **kind) if has_bias else None  # [total]
+        weight = self._empty(total, in_size)  # [total, in_size]
+        bias = self._empty(total) if has_bias else None  # [total]
         start = 0
         for part, size in parts.items():
             rows = slice(start, start + size)
@@ -79,6 +78,9 @@ class _Weights:
                 bias[rows] = self._source.read(f"{name}.bias")
             start += size
         return self._backend.prepare_linear(weight, bias)
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._backend.device)
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
         path = self._source.path

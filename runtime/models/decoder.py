@@ -54,5 +54,8 @@ class Decoder:
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [num_logits, vocab_size] from normed hidden states [num_logits, hidden_size]."""
-        return self.backend.linear(hidden, self.head).float()
+        """[num_logits, vocab_size], of the weights' dtype, from normed hidden states.
+
+        hidden: [num_logits, hidden_size].
+        """
+        return self.backend.linear(hidden, self.head)

@@ -57,7 +57,7 @@ class GgufFile:
         self.path = path
         try:
             self._data = np.memmap(path, dtype=np.uint8, mode="r")
-            self.metadata, self.tensors = _read_header(memoryview(self._data))
+            self.metadata, self.tensors = _read_header(self._data.data)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"{path}: not a whole GGUF file ({error}); download the model again"

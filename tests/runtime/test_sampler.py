@@ -65,7 +65,7 @@ class SlowRow:
         if sampling.temperature == 0:
             return order[0]
         kept = self.kept(values, order)
-        if sampling.top_k <= 0 and sampling.top_p == 1.0:
+        if not 0 < sampling.top_k < len(values) and sampling.top_p == 1.0:
             kept.sort()  # nothing was sorted, so the draw walks the vocabulary
         return self.pick(kept)
 
@@ -263,26 +263,53 @@ def test_last_tokens_are_those_of_the_setup_then_those_drawn():
     assert sampler.last_token_ids[3] == draws.token_ids[0] == draws.samples()[0].token_id
 
 
-def test_greedy_batch_calls_no_kernel():
-    sampler = make_sampler(backend=types.SimpleNamespace())
+def refuse(*_args):
+    raise AssertionError("not needed for this batch")
+
+
+def test_greedy_batch_calls_no_kernel_but_the_draw(monkeypatch):
+    for name in ("random_uniform", "draw_tokens", "draw_filtered_tokens"):
+        monkeypatch.setattr(kernels, name, refuse)
+    sampler = make_sampler(backend=types.SimpleNamespace(draw_rows=kernels.draw_rows))
     for row in range(3):
         set_up(sampler, row, temperature=0.0, top_p=0.5, top_k=3, seed=row)
     logits = random_logits(0, 3, VOCAB)
     assert sampler.draw(logits, [0, 1, 2]).token_ids.tolist() == logits.argmax(-1).tolist()
 
 
-def test_batch_without_top_k_and_top_p_is_not_sorted():
-    only = types.SimpleNamespace(
-        random_uniform=kernels.random_uniform, draw_tokens=kernels.draw_tokens
-    )
-    sampler = make_sampler(backend=only)
+def test_batch_without_top_k_and_top_p_is_not_sorted(monkeypatch):
+    monkeypatch.setattr(kernels, "draw_filtered_tokens", refuse)
+    bounds = []
+
+    def draw_rows(logits, rows, row_settings, max_top_k):
+        bounds.append(max_top_k)
+        return kernels.draw_rows(logits, rows, row_settings, max_top_k)
+
+    sampler = make_sampler(backend=types.SimpleNamespace(draw_rows=draw_rows))
     set_up(sampler, 0, temperature=0.0)
     set_up(sampler, 1, min_p=0.1)
-    sampler.draw(random_logits(0, 2, VOCAB), [0, 1]).samples()
+    set_up(sampler, 2, temperature=0.0, top_k=3)
+    set_up(sampler, 3, top_k=3)
+    sampler.draw(random_logits(0, 3, VOCAB), [0, 1, 2]).samples()
+    assert bounds == [0]  # what tells a backend on a card that no line needs an order
+    with pytest.raises(AssertionError, match="not needed"):
+        sampler.draw(random_logits(0, 2, VOCAB), [0, 3])
+    assert bounds == [0, 3]
+
+
+def draw_rows_of_a_card(logits, rows, row_settings, max_top_k):
+    """Shapes and dtypes of a draw; the CPU's own may look at values, so it cannot stand in."""
+    line = logits[:, 0]
+    return torch.empty_like(line, dtype=torch.int64), torch.empty_like(line)
 
 
 def test_draw_never_waits_for_the_device():
-    sampler = make_sampler(device="meta")  # reading a value of a meta tensor raises
+    card = types.SimpleNamespace(
+        draw_rows=draw_rows_of_a_card,
+        penalize=kernels.penalize,
+        score_tokens=kernels.score_tokens,
+    )
+    sampler = make_sampler(device="meta", backend=card)  # reading a meta tensor's value raises
     for row, fields in enumerate(STREAMS.values()):
         set_up(sampler, row, **fields)
     for _ in range(2):

@@ -3,7 +3,6 @@
 Knows nothing of any kernel.
 """
 
-import importlib.util
 import os
 
 import pytest
@@ -11,13 +10,6 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined: before any import of one
-
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-collect_ignore_glob = [] if HAS_TRITON else ["test_*.py"]
-
-
-def pytest_report_header():
-    return [] if HAS_TRITON else ["Triton kernels are not tested: triton is not installed"]
 
 
 @pytest.fixture(

@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+pytest.importorskip("triton", reason="Triton kernels are tested where triton is installed")
+
 from zipage_lang.kernels import compact
 from zipage_lang.kernels.reference import compact as reference
 

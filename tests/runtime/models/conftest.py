@@ -118,7 +118,7 @@ class PagedDriver:
             logits_index=torch.arange(len(positions)),
         )
         hidden = self.model.forward(batch, self.cache)
-        logits = self.model.logits(hidden[batch.logits_index])
+        logits = self.model.logits(hidden[batch.logits_index]).float()
         return dict(zip(seqs, logits.split(sizes), strict=True))
 
     def _plan(self, seqs, sizes):
