@@ -9,6 +9,7 @@ from zipage_lang.runtime.scheduler_state import SchedulerState
 from zipage_lang.runtime.step_plan import BlockCopy, Compaction
 
 UNBOUNDED = 2**62
+WORTHWHILE = 4  # an early compaction frees at least this fraction of the interval
 
 
 class CompactionPlanner:
@@ -74,7 +75,10 @@ class CompactionPlanner:
         return max(1, whole_blocks * self._state.block_size - wanted + 1)
 
     def can_compact_early(self, request: Request) -> bool:
-        """Whether compacting now, before it is due, would free at least one block."""
+        """Whether compacting now, before it is due, would free a block, and enough to be worth it.
+
+        On a card, compactions that free a block or two each cost more time than they give room.
+        """
         if not request.kv.compacts or request.status is not Status.RUNNING:
             return False
         if request.tail_len <= request.kv.budget or self._lacks_slot(request):
@@ -84,9 +88,11 @@ class CompactionPlanner:
             wanted = min(self._state.limits.window, request.kv.interval)
             if min(since, self._state.slots.num_queries(request)) < wanted:
                 return False
-        return self._num_blocks(request, self._num_keep(request)) < self._num_blocks(
-            request, request.tail_len
+        num_freed = self._num_blocks(request, request.tail_len) - self._num_blocks(
+            request, self._num_keep(request)
         )
+        worth_it = request.kv.interval // (WORTHWHILE * self._state.block_size)
+        return num_freed >= max(1, worth_it)
 
     def plan(self, request: Request, plan: PlanBuilder) -> bool:
         """Put the compaction into the step. False when blocks for private copies are short."""

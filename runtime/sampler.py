@@ -14,6 +14,7 @@ from zipage_lang.runtime.device_copy import send_ints
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.step_plan import RowSetup, Sample, TokenLogprobs
 
+LOGITS_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCORED_LINES = 64  # prompt positions scored at a time; bounds the vocabulary-wide temporaries
 
 
@@ -198,7 +199,7 @@ class Sampler:
             rows: distinct rows, each set up before.
         """
         assert logits.shape == (len(rows), self.vocab_size), (logits.shape, len(rows))
-        assert logits.is_floating_point(), logits.dtype
+        assert logits.dtype in LOGITS_DTYPES, logits.dtype
         batch = self._batch_of(tuple(rows))
         edited = self._edit(logits, batch)  # [num_draws, vocab_size]
         token_ids, best = self.backend.draw_rows(

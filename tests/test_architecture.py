@@ -12,6 +12,7 @@ TORCH_FREE = [
     "zipage_lang.frontend.llm",
     "zipage_lang.runtime.scheduler",
     "zipage_lang.runtime.messages",
+    "zipage_lang.runtime.model_shapes",
     "zipage_lang.runtime.model_store",
     "zipage_lang.radix_cache.prefix_cache",
 ]

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.engine import Engine
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.messages import AddRequest, TokenOutput
-from zipage_lang.runtime.model_store import resolve_model
 from zipage_lang.runtime.sampling_params import SamplingParams
 
 POOL_TOKENS = 9600  # small, so that checking every invariant after every step stays cheap
@@ -64,34 +62,19 @@ class Driver:
     def final(self, request_id: str, sample_index: int = 0) -> TokenOutput:
         return self.outputs[request_id, sample_index][-1]
 
-    def greedy(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-        """Greedy continuations of all prompts, sent at once."""
+    def greedy(
+        self, prompts: list[list[int]], max_tokens: int, name: str = "greedy"
+    ) -> list[list[int]]:
+        """Greedy continuations of all prompts, sent at once; `name` must not have been used."""
         for index, prompt in enumerate(prompts):
-            self.add(f"greedy-{index}", prompt, temperature=0, max_tokens=max_tokens)
+            self.add(f"{name}-{index}", prompt, temperature=0, max_tokens=max_tokens)
         self.finish()
-        return [self.tokens(f"greedy-{index}") for index in range(len(prompts))]
+        return [self.tokens(f"{name}-{index}") for index in range(len(prompts))]
 
 
 @pytest.fixture(scope="session")
 def driver() -> Callable[..., Driver]:
     return Driver
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    return resolve_model("smollm2-135m")
-
-
-@pytest.fixture(scope="session")
-def smollm2_reference(smollm2: Path) -> Any:
-    """transformers' own reading of the same GGUF file, in float32."""
-    config = transformers.AutoConfig.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
-    model = transformers.LlamaForCausalLM(config).float().eval()
-    loaded = load_gguf_checkpoint(str(smollm2), return_tensors=True, model_to_load=model)
-    missing, unexpected = model.load_state_dict(loaded["tensors"], strict=False)
-    assert set(missing) <= {"lm_head.weight"}, missing  # tied to the embedding
-    assert not unexpected, unexpected
-    return model
 
 
 def pad_left(prompts: list[list[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -65,12 +65,13 @@ def test_smollm2_in_one_batch(smollm2, prompts, expected, driver, options):
 
 def test_smollm2_alone_then_sixteen_on_a_warm_cache(smollm2, prompts, expected, driver):
     engine = driver(smollm2, num_threads=2)
-    for index, prompt in enumerate(prompts):
-        engine.add(f"alone-{index}", prompt, temperature=0, max_tokens=MAX_TOKENS)
+    for index in range(len(prompts)):
+        engine.add(f"alone-{index}", prompts[index], temperature=0, max_tokens=MAX_TOKENS)
         engine.finish()
         assert engine.tokens(f"alone-{index}") == expected[index]
-    assert engine.greedy(prompts[:16], MAX_TOKENS) == expected[:16]
-    hits = sum(engine.final(f"greedy-{i}").usage.cached_tokens for i in range(16))
+    assert engine.greedy(prompts[:16], MAX_TOKENS, name="first") == expected[:16]
+    assert engine.greedy(prompts[:16], MAX_TOKENS, name="warm") == expected[:16]
+    hits = sum(engine.final(f"warm-{i}").usage.cached_tokens for i in range(16))
     assert hits >= 16 * sum(len(p) > 17 for p in prompts[:16])
 
 

@@ -272,6 +272,20 @@ def test_result_is_the_same_however_much_of_the_vocabulary_is_sorted(monkeypatch
             assert kept[-1][0] == token_id or kept[-1][1] < 1e-9
 
 
+def test_draws_never_wait_for_a_device():
+    def on_device(*shape, dtype=torch.float64):
+        return torch.empty(shape, dtype=dtype, device="meta")  # reading a value of it raises
+
+    uniform = sampling.random_uniform(
+        on_device(3, dtype=torch.int64), on_device(3, dtype=torch.int64)
+    )
+    logits, top_k = on_device(3, 40, dtype=torch.float32), on_device(3, dtype=torch.int64)
+    heat, top_p, min_p = on_device(3), on_device(3), on_device(3)
+    assert sampling.draw_tokens(logits, heat, min_p, uniform).shape == (3,)
+    drawn = sampling.draw_filtered_tokens(logits, heat, top_k, top_p, min_p, uniform, 40)
+    assert drawn.shape == (3,)
+
+
 @pytest.mark.parametrize("width", [1, 2, 5, 30, 50])
 def test_likeliest_tokens_break_ties_by_the_lower_id(width):
     rng = np.random.default_rng(width)

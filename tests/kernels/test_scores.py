@@ -106,16 +106,19 @@ def check_rows(tail, result, slow):
             )
 
 
+def check_mass(tail):
+    check_rows(
+        tail,
+        scores.attention_mass(*tail.args, tail.queries, 0.3),
+        lambda row, head: [slow_mass(tail, row, head, i, 0.3) for i in range(int(tail.lens[row]))],
+    )
+
+
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_mass_is_the_mean_over_queries_of_the_groups_largest_share(group, dtype):
     tail = Tail([37, 12], group=group, dtype=dtype)
-    mass = scores.attention_mass(*tail.args, tail.queries, 0.3)
-    check_rows(
-        tail,
-        mass,
-        lambda row, head: [slow_mass(tail, row, head, i, 0.3) for i in range(int(tail.lens[row]))],
-    )
+    check_mass(tail)
 
 
 def test_attention_mass_averages_over_the_queries_that_exist():
@@ -123,12 +126,7 @@ def test_attention_mass_averages_over_the_queries_that_exist():
     ring_slots, at = tail.queries.ring_slots.clone(), tail.queries.positions.clone()
     ring_slots[1, 1:], at[1, 1:] = -1, -1
     tail.queries = tail.queries._replace(ring_slots=ring_slots, positions=at)
-    mass = scores.attention_mass(*tail.args, tail.queries, 0.3)
-    check_rows(
-        tail,
-        mass,
-        lambda row, head: [slow_mass(tail, row, head, i, 0.3) for i in range(int(tail.lens[row]))],
-    )
+    check_mass(tail)
 
 
 def test_attention_mass_of_a_query_over_all_it_saw_is_one():

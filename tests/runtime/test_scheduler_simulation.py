@@ -19,7 +19,7 @@ from zipage_lang.runtime.messages import AddRequest
 from zipage_lang.runtime.sampling_params import SamplingParams
 
 NUM_BATCHES = 10
-LOADS_PER_BATCH = 200
+LOADS_PER_BATCH = 150
 
 
 def play_seeds(seeds, num_ahead=0, compaction_delay=0):

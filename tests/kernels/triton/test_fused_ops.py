@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from test_support.tensors import random_tensor
 
 pytest.importorskip("triton", reason="Triton kernels are tested where triton is installed")
 
@@ -11,11 +12,6 @@ from zipage_lang.kernels.reference import fused_ops as reference
 DTYPES = [torch.float32, torch.bfloat16]
 # num_q_heads, num_kv_heads, head_dim
 SHAPES = [(4, 4, 16), (9, 3, 64), (16, 1, 128), (12, 10, 80)]
-
-
-def random(*shape, dtype, device, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator).to(dtype).to(device)
 
 
 def assert_near(got, want, exact):
@@ -40,8 +36,8 @@ def norm64(x, weight, eps):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("size", "num_tokens"), [(64, 0), (8, 5), (1000, 3), (4096, 2), (8192, 1)])
 def test_rms_norm_equals_its_twin(device, dtype, size, num_tokens):
-    x = random(num_tokens, size, dtype=dtype, device=device) * 3
-    weight = random(size, dtype=dtype, device=device, seed=1)
+    x = random_tensor(num_tokens, size, dtype=dtype, device=device) * 3
+    weight = random_tensor(size, dtype=dtype, device=device, seed=1)
     got, want = fused_ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)
     assert_near(got, want, norm64(*doubled(x, weight), 1e-5))
 
@@ -50,9 +46,9 @@ def test_rms_norm_equals_its_twin(device, dtype, size, num_tokens):
 @pytest.mark.parametrize("shape", SHAPES[1:2])
 def test_rms_norm_reads_strided_heads(device, dtype, shape):
     num_q_heads, num_kv_heads, head_dim = shape
-    merged = random(7, num_q_heads + 2 * num_kv_heads, head_dim, dtype=dtype, device=device)
+    merged = random_tensor(7, num_q_heads + 2 * num_kv_heads, head_dim, dtype=dtype, device=device)
     heads = merged[:, num_q_heads : num_q_heads + num_kv_heads]
-    weight = random(head_dim, dtype=dtype, device=device, seed=1)
+    weight = random_tensor(head_dim, dtype=dtype, device=device, seed=1)
     got, want = fused_ops.rms_norm(heads, weight, 1e-6), reference.rms_norm(heads, weight, 1e-6)
     assert_near(got, want, norm64(*doubled(heads, weight), 1e-6))
 
@@ -60,9 +56,9 @@ def test_rms_norm_reads_strided_heads(device, dtype, shape):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1000, 4096])
 def test_add_rms_norm_equals_its_twin_and_leaves_its_inputs(device, dtype, size):
-    x = random(5, size, dtype=dtype, device=device)
-    residual = random(5, size, dtype=dtype, device=device, seed=1) * 2
-    weight = random(size, dtype=dtype, device=device, seed=2)
+    x = random_tensor(5, size, dtype=dtype, device=device)
+    residual = random_tensor(5, size, dtype=dtype, device=device, seed=1) * 2
+    weight = random_tensor(size, dtype=dtype, device=device, seed=2)
     before = x.clone(), residual.clone()
     normed, total = fused_ops.add_rms_norm(x, residual, weight, 1e-5)
     want_normed, want_total = reference.add_rms_norm(x, residual, weight, 1e-5)
@@ -77,7 +73,7 @@ def test_add_rms_norm_equals_its_twin_and_leaves_its_inputs(device, dtype, size)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("size", "num_tokens"), [(64, 0), (3, 6), (1024, 1), (2500, 3)])
 def test_silu_mul_equals_its_twin(device, dtype, size, num_tokens):
-    gate_up = random(num_tokens, 2 * size, dtype=dtype, device=device) * 4
+    gate_up = random_tensor(num_tokens, 2 * size, dtype=dtype, device=device) * 4
     gate, up = gate_up.double().chunk(2, dim=-1)
     exact = gate * torch.sigmoid(gate) * up
     assert_near(fused_ops.silu_mul(gate_up), reference.silu_mul(gate_up), exact)
@@ -89,7 +85,9 @@ def test_silu_mul_of_huge_gates_is_finite_or_zero(device):
 
 
 def angles(num_tokens, head_dim, dtype, device):
-    angle = random(num_tokens, head_dim // 2, dtype=torch.float64, device=device, seed=9) * 100
+    angle = (
+        random_tensor(num_tokens, head_dim // 2, dtype=torch.float64, device=device, seed=9) * 100
+    )
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
@@ -104,7 +102,9 @@ def rotate64(x, cos, sin):
 )
 def test_rope_equals_its_twin(device, dtype, shape, num_tokens):
     num_q_heads, num_kv_heads, head_dim = shape
-    merged = random(num_tokens, num_q_heads + num_kv_heads, head_dim, dtype=dtype, device=device)
+    merged = random_tensor(
+        num_tokens, num_q_heads + num_kv_heads, head_dim, dtype=dtype, device=device
+    )
     q, k = merged[:, :num_q_heads], merged[:, num_q_heads:]
     cos, sin = angles(num_tokens, head_dim, dtype, device)
     got, want = fused_ops.rope(q, k, cos, sin), reference.rope(q, k, cos, sin)
@@ -126,13 +126,15 @@ def test_rope_equals_its_twin(device, dtype, shape, num_tokens):
 def test_qk_norm_rope_store_equals_its_twin(device, dtype, shape, has_norm, block_size):
     num_q_heads, num_kv_heads, head_dim = shape
     size = (num_q_heads + 2 * num_kv_heads) * head_dim
-    qkv = random(9, size, dtype=dtype, device=device)
-    weights = [random(head_dim, dtype=dtype, device=device, seed=seed) for seed in (1, 2)]
+    qkv = random_tensor(9, size, dtype=dtype, device=device)
+    weights = [random_tensor(head_dim, dtype=dtype, device=device, seed=seed) for seed in (1, 2)]
     if not has_norm:
         weights = [None, None]
     cos, sin = angles(9, head_dim, dtype, device)
     num_blocks = 32 // block_size
-    pool = random(num_blocks, 2, block_size, num_kv_heads, head_dim, dtype=dtype, device=device)
+    pool = random_tensor(
+        num_blocks, 2, block_size, num_kv_heads, head_dim, dtype=dtype, device=device
+    )
     slots = torch.tensor([3, -1, 31, 0, 16, -1, 15, 8, 9], device=device)
     expected, before = pool.clone(), pool.clone()
     q = fused_ops.qk_norm_rope_store(qkv, *weights, 1e-6, cos, sin, pool, slots)
@@ -161,8 +163,8 @@ def test_qk_norm_rope_store_equals_its_twin(device, dtype, shape, has_norm, bloc
 
 def test_qk_norm_rope_store_equals_the_separate_kernels(device):
     num_q_heads, num_kv_heads, head_dim = 8, 2, 64
-    qkv = random(5, 12 * head_dim, dtype=torch.float32, device=device)
-    weight = random(head_dim, dtype=torch.float32, device=device, seed=1)
+    qkv = random_tensor(5, 12 * head_dim, dtype=torch.float32, device=device)
+    weight = random_tensor(head_dim, dtype=torch.float32, device=device, seed=1)
     cos, sin = angles(5, head_dim, torch.float32, device)
     pools = [torch.zeros(4, 2, 4, num_kv_heads, head_dim, device=device) for _ in range(2)]
     slots = torch.tensor([0, 5, 15, -1, 2], device=device)
@@ -179,8 +181,8 @@ def test_qk_norm_rope_store_equals_the_separate_kernels(device):
 @pytest.mark.gpu
 def test_qk_norm_rope_store_replays_from_a_cuda_graph_with_padded_slots():
     device, head_dim = torch.device("cuda"), 128
-    qkv = random(6, 48 * head_dim, dtype=torch.bfloat16, device=device)
-    weight = random(head_dim, dtype=torch.bfloat16, device=device, seed=1)
+    qkv = random_tensor(6, 48 * head_dim, dtype=torch.bfloat16, device=device)
+    weight = random_tensor(head_dim, dtype=torch.bfloat16, device=device, seed=1)
     cos, sin = angles(6, head_dim, torch.bfloat16, device)
     pool = torch.zeros(4, 2, 16, 8, head_dim, dtype=torch.bfloat16, device=device)
     slots = torch.full((6,), -1, device=device)

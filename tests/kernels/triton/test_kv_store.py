@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from test_support.tensors import random_tensor
 
 pytest.importorskip("triton", reason="Triton kernels are tested where triton is installed")
 
@@ -11,11 +12,6 @@ from zipage_lang.kernels.reference import kv_store as reference
 DTYPES = [torch.float32, torch.bfloat16]
 # num_q_heads, num_kv_heads, head_dim
 SHAPES = [(4, 4, 16), (9, 3, 64), (8, 1, 128), (6, 2, 80)]
-
-
-def random(*shape, dtype, device, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator).to(dtype).to(device)
 
 
 def distinct_slots(num_tokens, num_slots, device):
@@ -35,11 +31,13 @@ def test_store_kv_equals_its_twin_and_drops_negative_slots(
 ):
     num_q_heads, num_kv_heads, head_dim = shape
     num_blocks = 2 + 64 // block_size
-    pool = random(num_blocks, 2, block_size, num_kv_heads, head_dim, dtype=dtype, device=device)
+    pool = random_tensor(
+        num_blocks, 2, block_size, num_kv_heads, head_dim, dtype=dtype, device=device
+    )
     expected = pool.clone()
     slots = distinct_slots(num_tokens, num_blocks * block_size, device)
     size = (num_q_heads + 2 * num_kv_heads) * head_dim
-    merged = random(num_tokens, size, dtype=dtype, device=device, seed=2)
+    merged = random_tensor(num_tokens, size, dtype=dtype, device=device, seed=2)
     heads = merged.view(num_tokens, -1, head_dim)
     k, v = heads[:, num_q_heads:-num_kv_heads], heads[:, -num_kv_heads:]  # strided views
     kv_store.store_kv(pool, slots, k, v)
@@ -49,14 +47,14 @@ def test_store_kv_equals_its_twin_and_drops_negative_slots(
 
 @pytest.mark.parametrize("store", [kv_store.store_kv, reference.store_kv])
 def test_store_kv_of_padding_alone_leaves_the_pool_as_it_is(device, store):
-    pool = random(3, 2, 4, 2, 8, dtype=torch.float32, device=device)
+    pool = random_tensor(3, 2, 4, 2, 8, dtype=torch.float32, device=device)
     before, k = pool.clone(), torch.full((6, 2, 8), torch.nan, device=device)
     store(pool, torch.full((6,), -1, device=device), k, k)
     assert torch.equal(pool, before)
 
 
 def test_store_kv_of_no_tokens_is_allowed(device):
-    pool = random(3, 2, 4, 2, 8, dtype=torch.float32, device=device)
+    pool = random_tensor(3, 2, 4, 2, 8, dtype=torch.float32, device=device)
     before, k = pool.clone(), pool.new_empty((0, 2, 8))
     kv_store.store_kv(pool, torch.empty(0, dtype=torch.int64, device=device), k, k)
     assert torch.equal(pool, before)
@@ -66,11 +64,11 @@ def test_store_kv_of_no_tokens_is_allowed(device):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_store_queries_equals_its_twin_and_drops_negative_slots(device, dtype, shape):
     num_q_heads, _, head_dim = shape
-    ring = random(20, num_q_heads, head_dim, dtype=dtype, device=device)
-    ring_lse = random(20, num_q_heads, dtype=torch.float32, device=device, seed=1)
+    ring = random_tensor(20, num_q_heads, head_dim, dtype=dtype, device=device)
+    ring_lse = random_tensor(20, num_q_heads, dtype=torch.float32, device=device, seed=1)
     expected, expected_lse = ring.clone(), ring_lse.clone()
-    q = random(11, num_q_heads, head_dim, dtype=dtype, device=device, seed=2)
-    lse = random(11, num_q_heads, dtype=torch.float32, device=device, seed=3)
+    q = random_tensor(11, num_q_heads, head_dim, dtype=dtype, device=device, seed=2)
+    lse = random_tensor(11, num_q_heads, dtype=torch.float32, device=device, seed=3)
     slots = distinct_slots(9, 20, device)
     tokens = torch.tensor([2**40, 3, 3, 2**40, 0, 10, 2**40, 9, 1], device=device)
     kv_store.store_queries(ring, ring_lse, slots, tokens, q, lse)
@@ -82,8 +80,8 @@ def test_store_queries_equals_its_twin_and_drops_negative_slots(device, dtype, s
 @pytest.mark.parametrize("num_copies", [1, 3, 17])
 def test_copy_blocks_equals_its_twin_on_every_pool(device, num_copies):
     pools = [
-        random(3, 40, 2, 5, 2, 24, dtype=torch.bfloat16, device=device),
-        random(3, 40, 5, 3, dtype=torch.float32, device=device),
+        random_tensor(3, 40, 2, 5, 2, 24, dtype=torch.bfloat16, device=device),
+        random_tensor(3, 40, 5, 3, dtype=torch.float32, device=device),
         torch.arange(3 * 40 * 5, device=device).view(3, 40, 5),
     ]
     expected = [pool.clone() for pool in pools]
@@ -96,7 +94,7 @@ def test_copy_blocks_equals_its_twin_on_every_pool(device, num_copies):
 
 
 def test_copy_blocks_reads_every_source_before_it_writes(device):
-    pool = random(2, 9, 16, 4, dtype=torch.float32, device=device)
+    pool = random_tensor(2, 9, 16, 4, dtype=torch.float32, device=device)
     before = pool.clone()
     src = torch.arange(9, device=device)
     dst = src.roll(-1)  # every block is both read and written
@@ -106,7 +104,7 @@ def test_copy_blocks_reads_every_source_before_it_writes(device):
 
 def test_copy_blocks_beyond_one_tile_equals_its_twin(device, monkeypatch):
     monkeypatch.setattr(kv_store, "MAX_TILE_COPIES", 4)
-    pool = random(3, 12, 6, dtype=torch.float32, device=device)
+    pool = random_tensor(3, 12, 6, dtype=torch.float32, device=device)
     before, src = pool.clone(), torch.arange(12, device=device)
     kv_store.copy_blocks([pool], src, src.roll(5))
     assert torch.equal(pool[:, src.roll(5)], before[:, src])

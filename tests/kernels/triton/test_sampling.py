@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from test_support.tensors import random_tensor
 
 pytest.importorskip("triton", reason="Triton kernels are tested where triton is installed")
 
@@ -15,8 +16,7 @@ MARGIN = 1e-5  # of the total weight: what the rounding of exp may move an edge 
 
 
 def random(*shape, device, seed=0, spread=3.0):
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(*shape, generator=generator) * spread).to(device)
+    return random_tensor(*shape, device=device, seed=seed, spread=spread)
 
 
 def f64(*values, device):

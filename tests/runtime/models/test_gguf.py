@@ -9,10 +9,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from zipage_lang.kernels.backend import choose_backend
-from zipage_lang.runtime.model_store import resolve_model
 from zipage_lang.runtime.models.gguf_file import GgufFile
 from zipage_lang.runtime.models.registry import load_model
 
@@ -183,33 +181,12 @@ def test_unknown_architecture_in_gguf_is_named(make_twin, tmp_path):
         load(path)
 
 
-def test_smollm2_equals_transformers(make_driver):
-    """Needs the model in the cache; `make` pulls it before the tests."""
-    try:
-        path = resolve_model("smollm2-135m")
-    except ValueError as error:
-        pytest.skip(str(error))
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
-
-    loaded = load(path)
+def test_smollm2_equals_transformers(smollm2, smollm2_reference, make_driver):
+    loaded = load(smollm2)
     arch = loaded.arch
-    config = transformers.LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
-        tie_word_embeddings=True,
-    )
-    theirs = transformers.LlamaForCausalLM(config).eval()
-    tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=theirs)["tensors"]
-    theirs.load_state_dict(tensors, strict=False)
     ids = torch.randint(arch.vocab_size, (40,), generator=torch.Generator().manual_seed(0)).tolist()
     with torch.inference_mode():
-        expected = theirs(torch.tensor([ids])).logits[0]
+        expected = smollm2_reference(torch.tensor([ids])).logits[0]
     logits = logits_of(loaded, make_driver, ids)
     assert arch.eos_token_ids == (2,)
     assert arch.max_position == loaded.max_model_len == 8192
