@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CHECK_BUILD := build/check
 
-.PHONY: demo test check bench model clean
+.PHONY: demo test test-gpu check bench model clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,8 +22,13 @@ model: $(VENV)/.installed
 demo: model
 	$(BIN)/python examples/self_consistency.py
 
+# Two processes, a file to each: the threads of one must not spin while the other computes.
 test: check model
-	$(BIN)/pytest
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist loadfile
+
+# On a machine with a card and its packages (extra `gpu`): the tests that the default run leaves out.
+test-gpu: $(VENV)/.installed-test
+	$(BIN)/pytest -m gpu
 
 bench: model
 	$(BIN)/python bench.py

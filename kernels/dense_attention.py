@@ -1,4 +1,4 @@
-"""Paged attention on the card in plain torch: for float32 and for head sizes FlashInfer lacks.
+"""Paged attention on the card in plain torch: for float32, which FlashInfer does not attend in.
 
 For tests and tiny models; it gathers every key and builds all scores.
 Knows nothing of requests, policies or how the blocks were filled.

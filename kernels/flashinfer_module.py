@@ -152,8 +152,13 @@ _NO_EXTRAS = (None,) * 8
 def _load(dtype: torch.dtype, head_dim: int) -> Any:
     """The compiled module; builds it, once per machine and for about a minute, when it is missing.
 
-    Raises RuntimeError when FlashInfer is missing or of a version not tested.
+    Raises RuntimeError when FlashInfer is missing, of a version not tested, or lacks the head size.
     """
+    if head_dim not in HEAD_DIMS:
+        raise RuntimeError(
+            f"FlashInfer has no attention for head size {head_dim}, only for {HEAD_DIMS}; "
+            "use dtype='float32' or backend='cpu'"
+        )
     try:
         import flashinfer
         from flashinfer.jit.attention.modules import gen_batch_prefill_module

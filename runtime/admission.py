@@ -131,7 +131,6 @@ class Admission:
             return False
         request.table, request.swapped = table, None
         plan.swap_in(list(table.block_ids), swapped.host_ids)
-        self._state.host.free(swapped.host_ids)
         self._state.counts.num_swap_ins += 1
         self._start(request, plan)
         return True

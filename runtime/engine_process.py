@@ -26,9 +26,15 @@ log = logging.getLogger("zipage.engine")
 class EngineProcess:
     """The loop: receive -> step -> send."""
 
-    def __init__(self, engine: Engine, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        inbox: zmq.Socket[bytes],
+        outbox: zmq.Socket[bytes],
+        parent_pid: int,
+    ) -> None:
         self._engine, self._inbox, self._outbox = engine, inbox, outbox
-        self._parent = os.getppid()
+        self._parent = parent_pid
         self._num_malformed = 0
         self._is_running = True
 
@@ -78,6 +84,7 @@ class EngineProcess:
 
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit code."""
+    parent_pid = os.getppid()  # before the model loads: the parent may be gone when it has
     socket_dir, config_json = arguments
     logging.basicConfig(level=os.environ.get("ZIPAGE_LOG", "WARNING").upper(), stream=sys.stderr)
     config = msgspec.json.decode(config_json, type=EngineConfig)
@@ -91,7 +98,7 @@ def main(arguments: list[str]) -> int:
         engine = _start(config, outbox)
         if engine is None:
             return 1
-        EngineProcess(engine, inbox, outbox).run()
+        EngineProcess(engine, inbox, outbox, parent_pid).run()
     finally:
         inbox.close(0)
         outbox.close()

@@ -33,7 +33,7 @@ def check_kv_field(name: str, value: Any) -> None:
 
 
 def _is_whole(value: Any, low: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= low
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**31
 
 
 @strict_fields("kv field")

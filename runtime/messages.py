@@ -154,7 +154,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True, kw_only=True):
-    """The engine could not start, or ended on an internal error; `error`: why, and what to do."""
+    """The engine could not start; `error`: why, and what to do."""
 
     error: str
 

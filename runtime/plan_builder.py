@@ -97,6 +97,12 @@ class PlanBuilder:
         pairs = zip(block_ids, host_ids, strict=True)
         self._swap_outs.extend(BlockSwap(block_id, host_id) for block_id, host_id in pairs)
 
+    @property
+    def host_ids_read(self) -> tuple[int, ...]:
+        """Host blocks that come back in this step: free once it is sealed, not before, since a
+        swap-out of the same step would overwrite them."""
+        return tuple(swap.host_id for swap in self._swap_ins)
+
     def swap_in(self, block_ids: list[int], host_ids: tuple[int, ...]) -> None:
         pairs = zip(block_ids, host_ids, strict=True)
         self._swap_ins.extend(BlockSwap(block_id, host_id) for block_id, host_id in pairs)

@@ -37,7 +37,7 @@ class RequestOutputs:
                 sample_index=request.sample_index,
                 token_ids=[request.token_ids[-1]],
                 logprobs=None if logprobs is None else [logprob_entry(logprobs)],
-                prompt_logprobs=list(request.prompt_logprobs) if wants_prompt else None,
+                prompt_logprobs=_prompt_entries(request) if wants_prompt else None,
                 finish_reason=finish_reason,
                 stop_token_id=stop_token_id,
                 usage=request.usage(),
@@ -57,9 +57,27 @@ class RequestOutputs:
             )
         )
 
+    def tell_failure(self, request: Request, error: str) -> None:
+        """A sample that could not go on."""
+        self._items.append(
+            TokenOutput(
+                request_id=request.request_id,
+                sample_index=request.sample_index,
+                error=error,
+                usage=request.usage(),
+                kv=request.kv_usage(),
+            )
+        )
+
     def tell_error(self, message: AddRequest, error: str) -> None:
         """A refused request: one final output per sample it asked for."""
         self._items.extend(
             TokenOutput(request_id=message.request_id, sample_index=index, error=error)
             for index in range(message.sampling.n)
         )
+
+
+def _prompt_entries(request: Request) -> list[LogprobEntry | None]:
+    """One entry per prompt token; None where nothing was asked for, and for the first."""
+    entries = list(request.prompt_logprobs)
+    return entries + [None] * (request.num_prompt_tokens - len(entries))

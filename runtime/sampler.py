@@ -15,6 +15,10 @@ from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.step_plan import RowSetup, Sample, TokenLogprobs
 
 LOGITS_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NO_TOKEN = (
+    "no token could be drawn: the logits hold NaN or infinity, or every token is suppressed; check "
+    "the model's weights, min_tokens with stop_token_ids, and logit_bias"
+)
 SCORED_LINES = 64  # prompt positions scored at a time; bounds the vocabulary-wide temporaries
 
 
@@ -38,19 +42,13 @@ class Draws:
     def samples(self) -> tuple[Sample, ...]:
         """The draws as plain values: the step's one copy to the host.
 
-        Raises FloatingPointError, with the rows named, where logits had a NaN or +inf, or where no
-        token was left to draw.
+        A row whose logits held a NaN or +inf, or that had no token left to draw, gets an error.
         """
         if self._copied is not None:
             self._copied.synchronize()
         lines = self.record.tolist()
-        broken = [row for row, line in zip(self.rows, lines, strict=True) if not line[1]]
-        if broken:
-            raise FloatingPointError(
-                f"rows {broken}: the logits hold NaN or infinity, or every token is suppressed"
-            )
         return tuple(
-            Sample(row, int(line[0]), _token_logprobs(int(line[0]), line[2:], num_top))
+            _sample(row, line, num_top)
             for row, line, num_top in zip(self.rows, lines, self.num_top, strict=True)
         )
 
@@ -342,6 +340,14 @@ class Sampler:
 
     def _int64(self, values: Sequence[int]) -> Tensor:
         return send_ints(values, self.device)
+
+
+def _sample(row: int, line: Sequence[float], num_top: int | None) -> Sample:
+    """Read one line of a record."""
+    token_id, is_finite = int(line[0]), line[1]
+    if not is_finite:
+        return Sample(row, token_id, error=NO_TOKEN)
+    return Sample(row, token_id, _token_logprobs(token_id, line[2:], num_top))
 
 
 def _is_penalized(sampling: SamplingParams) -> bool:

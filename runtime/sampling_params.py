@@ -11,6 +11,7 @@ from zipage_lang.runtime.strict_fields import strict_fields
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 1024
+MAX_INT = 2**31 - 1
 
 
 @strict_fields("sampling field")
@@ -105,10 +106,12 @@ class SamplingParams:
 
 
 def _whole(name: str, value: Any, low: int, high: int | None = None) -> None:
+    """A whole number from low to high; without a bound of its own at most what 32 bits hold."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name}={value!r} must be a whole number")
-    if value < low or (high is not None and value > high):
-        bound = f"at least {low}" if high is None else f"from {low} to {high}"
+    if value < low or value > (MAX_INT if high is None else high):
+        is_open = high is None and value < low
+        bound = f"at least {low}" if is_open else f"from {low} to {high or MAX_INT}"
         raise ValueError(f"{name}={value} must be {bound}")
 
 

@@ -20,7 +20,14 @@ from zipage_lang.runtime.pressure import Pressure
 from zipage_lang.runtime.request import Request, RequestRefused, Status
 from zipage_lang.runtime.request_outputs import RequestOutputs, logprob_entry
 from zipage_lang.runtime.scheduler_state import SchedulerState
-from zipage_lang.runtime.step_plan import Chunk, PromptScore, StepPlan, StepResult, TokenLogprobs
+from zipage_lang.runtime.step_plan import (
+    Chunk,
+    PromptScore,
+    Sample,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 
 
 class Scheduler:
@@ -75,7 +82,7 @@ class Scheduler:
     def stop(self, message: Stop) -> None:
         """End a sample whose stop string the client has seen; tokens behind it do not count."""
         for request in self._by_id.get(message.request_id, []):
-            if request.sample_index == message.sample_index:
+            if request.sample_index == message.sample_index and not request.followers:
                 self._leave_queues(request)
                 self._cut(request, message.num_output_tokens)
                 self._settle(request, "stop")
@@ -84,14 +91,14 @@ class Scheduler:
 
     def abort(self, message: Abort) -> None:
         """End requests whose caller left; their blocks are free (or evictable) at once."""
-        groups = set(message.group_ids)
+        groups = set(message.group_ids) - {""}  # no group is not a group
         in_groups = {r.request_id for r in self._state.requests() if r.group_id in groups}
         for request_id in (*message.request_ids, *sorted(in_groups)):
             for request in list(self._by_id.get(request_id, [])):
                 self._state.counts.num_aborted += 1
                 self._end(request, "abort")
                 self._outputs.tell_end(request, "abort")
-        self.release(Release(request_ids=message.request_ids))
+        self.release(Release(request_ids=[*message.request_ids, *sorted(in_groups)]))
 
     def release(self, message: Release) -> None:
         """Drop held states: the tree may keep them, evictable."""
@@ -127,6 +134,7 @@ class Scheduler:
             assert not (plan.is_empty and self.has_work), f"nothing could move: {self.stats()}"
         step = self._state.counts.num_steps + 1
         sealed = plan.seal(step)
+        self._state.host.free(plan.host_ids_read)
         if not sealed.is_empty:
             self._state.counts.num_steps = step
             self._in_flight[step] = plan
@@ -142,7 +150,7 @@ class Scheduler:
             for request, row in zip(
                 planned.sampling_requests, planned.chunk.sample_rows, strict=True
             ):
-                self._take_token(request, by_row[row].token_id, by_row[row].logprobs)
+                self._take_sample(request, by_row[row])
         self.note_compacted(result.done_compactions)
 
     def note_compacted(self, idents: Sequence[int]) -> None:
@@ -169,7 +177,7 @@ class Scheduler:
         return {
             "num_running": len(state.running),
             "num_waiting": len(state.waiting),
-            "num_held": len(state.held),
+            "num_held_requests": len(state.held),
             "num_free_query_slots": state.slots.num_free,
             "num_free_host_blocks": state.host.num_free,
             **dataclasses.asdict(state.counts),
@@ -340,10 +348,24 @@ class Scheduler:
             request.prompt_logprobs.extend([None] * missing)
             request.prompt_logprobs.extend(logprob_entry(entry) for entry in item.entries)
 
-    def _take_token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> None:
+    def _take_sample(self, request: Request, sample: Sample) -> None:
         request.num_pending -= 1
         if request.status in (Status.ENDED, Status.HELD):
             return
+        if sample.error is None:
+            self._take_token(request, sample.token_id, sample.logprobs)
+        else:
+            self._fail(request, sample.error)
+
+    def _fail(self, request: Request, error: str) -> None:
+        """End one sample with an error; what its blocks hold is not to be trusted."""
+        self._leave_queues(request)
+        if request.table is not None and request not in self._state.parting:
+            self._state.drop_blocks(request)
+        self._settle(request, "error")
+        self._outputs.tell_failure(request, error)
+
+    def _take_token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> None:
         request.token_ids.append(token_id)
         self._state.counts.num_decoded_tokens += 1
         reason = self._finish_reason(request, token_id)
@@ -380,7 +402,7 @@ class Scheduler:
     # Ends
 
     def _take_in(self, message: AddRequest) -> list[Request]:
-        if message.request_id in self._by_id:
+        if message.request_id in self._by_id or message.request_id in self._state.held:
             raise RequestRefused(f"request id {message.request_id!r} is in use; choose another")
         if len(self._state.waiting) >= self._config.max_waiting:
             raise RequestRefused(
@@ -404,7 +426,7 @@ class Scheduler:
         siblings.remove(request)
         if not siblings:
             del self._by_id[request.request_id]
-        self._state.counts.num_finished += reason != "abort"
+        self._state.counts.num_finished += reason in ("stop", "length")
         if request.table is None or request in self._state.parting:
             return
         if request.hold and reason != "abort":

@@ -162,6 +162,7 @@ class Sample:
     row: int
     token_id: int
     logprobs: TokenLogprobs | None = None
+    error: str | None = None  # why no token could be drawn; then token_id means nothing
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

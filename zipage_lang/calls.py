@@ -115,7 +115,13 @@ async def _score(
 
     The first token of all has none; it counts as 0.
     """
-    sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, ignore_eos=True)
+    sampling = SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        prompt_logprobs=0,
+        prompt_logprobs_start=len(prompt),  # so that the prompt itself may come from the tree
+        ignore_eos=True,
+    )
     ignore: Callable[[RequestOutput, int], None] = lambda output, num_new_tokens: None  # noqa: E731
     (output,) = await generate(endpoint, [*prompt, *choice], sampling, kv, ignore)
     entries = (output.prompt_logprobs or [])[len(prompt) :]

@@ -17,7 +17,7 @@ from zipage_lang.chat import ChatCursor
 from zipage_lang.errors import RunCancelledError
 from zipage_lang.frontend.outputs import RequestOutput
 from zipage_lang.ir import RoleBegin, RoleEnd, Text
-from zipage_lang.loops import new_future
+from zipage_lang.loops import done_future, new_future
 from zipage_lang.plan import GenCall, Planned, Planner, SelectCall
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.session import Session, merge_kv
@@ -109,6 +109,8 @@ class StateCore:
 
     def barrier(self) -> "Future[None]":
         """Done when all that is queued now has run or failed."""
+        if not self._queue and not self._is_running and self.session.bridge.loop.is_closed():
+            return done_future(None)  # all was done before the engine was closed
         barrier = Barrier()
         self._enqueue(barrier)
         return barrier.reached

@@ -45,6 +45,11 @@ class Session:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: on_end())
 
+    async def drain(self) -> None:
+        """Wait, on the loop, until no work is left: branches that nobody joined too."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
     def cancel(self, cause: BaseException | None = None) -> None:
         """Give the run up: what is pending raises RunCancelledError, its requests are aborted."""
         error = RunCancelledError()

@@ -42,6 +42,7 @@ class Start:
                 self._run_body()
             self._ended.result()
             self._state.sync()
+            self._bridge.wait(self.session.drain())
         except BaseException:
             self.session.cancel()
             raise
@@ -70,6 +71,7 @@ class Start:
                 await asyncio.to_thread(self._run_body)
             self._ended.result()
             await asyncio.wrap_future(self._core.barrier())
+            await self._bridge.join(self.session.drain())
         except BaseException:
             self.session.cancel()
             raise

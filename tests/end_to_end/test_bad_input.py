@@ -66,6 +66,7 @@ def test_bad_prompts_are_refused_with_the_fix(engine, prompt, told):
         ({"stop": 3}, "stop=3 must be"),
         ({"temperature": float("nan")}, "temperature=nan must be a finite number"),
         ({"max_tokens": 0}, "max_tokens=0 must be at least 1"),
+        ({"max_tokens": 2**63, "min_tokens": 2**63}, "max_tokens=.* must be from 1 to"),
         ({"top_p": 0.0}, "temperature=0 for greedy"),
     ],
 )
@@ -90,6 +91,38 @@ def test_an_unknown_policy_names_the_known_ones(engine):
     with pytest.raises(RequestError, match=r"unknown kv policy 'zipag'.*zipage"):
         engine.generate("Hello", SHORT, kv=zipage.KV(mode="fixed", policy="zipag"))
     assert is_alive(engine)
+
+
+def test_a_request_that_can_draw_no_token_fails_alone(engine):
+    """Every token is suppressed until min_tokens is reached: its error, nobody else's."""
+    nothing = zipage.SamplingParams(
+        max_tokens=4, min_tokens=1, stop_token_ids=list(range(49152)), temperature=0
+    )
+    good, bad = engine.submit(both(engine.async_llm, SHORT, nothing)).result(60)
+    assert len(good[0].token_ids) == 4
+    assert isinstance(bad, RequestError)
+    assert "suppressed" in str(bad)
+    assert is_alive(engine)
+
+
+async def both(llm, first, second):
+    calls = (llm.complete("Hello", first), llm.complete("Hello", second))
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+def test_the_id_of_a_held_state_can_not_be_taken_again(engine):
+    llm = engine.async_llm
+    engine.submit(llm.complete("Hello", SHORT, request_id="kept", hold=True)).result(60)
+    with pytest.raises(RequestError, match="in use"):
+        engine.submit(llm.complete("Hello", SHORT, request_id="kept", hold=True)).result(60)
+    assert engine.stats()["num_held_requests"] == 1
+    engine.submit(release(llm, "kept")).result(60)
+    assert is_alive(engine)
+    assert engine.stats()["num_held_requests"] == 0
+
+
+async def release(llm, request_id):
+    llm.release([request_id])
 
 
 def test_unknown_engine_options_name_the_nearest():

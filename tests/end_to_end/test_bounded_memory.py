@@ -162,7 +162,7 @@ def test_fork_shares_a_held_state_by_reference(tiny, driver):
     assert engine.engine.stats()["num_prefilled_tokens"] - before == 4 * 2
     engine.engine.handle(Release(request_ids=["held"]))
     engine.step()
-    assert engine.engine.stats()["num_held"] == 0
+    assert engine.engine.stats()["num_held_requests"] == 0
 
 
 def test_stop_cuts_a_state_where_the_text_ended(tiny, driver):

@@ -131,7 +131,7 @@ def test_sixteen_samples_compute_the_prefill_once_and_hold_the_prefix_once():
     assert (chunk.num_tokens, len(chunk.sample_rows)) == (9, 16)
     simulation.step()
     # 4 full prompt blocks once, and for each sample one block with the tokens behind them
-    assert simulation.scheduler.stats()["num_held"] == 4 + 16
+    assert simulation.scheduler.stats()["num_held_requests"] == 4 + 16
     finish(simulation)
     assert simulation.runner.num_computed_tokens == 9 + 16 * 2
     simulation.check_all_home()
@@ -191,14 +191,14 @@ def branches(simulation, count, **kv):
 
 def test_eight_branches_continue_from_one_compacted_copy():
     simulation = thought()
-    held = simulation.scheduler.stats()["num_held"]
+    held = simulation.scheduler.stats()["num_held_requests"]
     before = simulation.runner.num_computed_tokens
     simulation.fork("thought", branches(simulation, 8))
     plan = simulation.step()
     assert len(plan.chunks) == 8
     assert {chunk.num_tokens for chunk in plan.chunks} == {1}
     # one shared copy; each branch has at most its own last block
-    assert simulation.scheduler.stats()["num_held"] <= held + 8
+    assert simulation.scheduler.stats()["num_held_requests"] <= held + 8
     finish(simulation)
     assert simulation.runner.num_computed_tokens - before == 8 * 2
     simulation.check_all_home()
@@ -404,7 +404,7 @@ def test_abort_frees_the_blocks_within_a_step_and_tells_the_end_once():
     assert simulation.final("a").finish_reason == "abort"
     simulation.abort("a")
     simulation.scheduler.flush_cache()
-    assert simulation.scheduler.stats()["num_held"] == 3
+    assert simulation.scheduler.stats()["num_held_requests"] == 3
     finish(simulation)
     simulation.check_all_home()
 
@@ -472,8 +472,23 @@ def test_request_id_in_use_and_full_queue_are_refused():
 def test_held_state_goes_when_memory_is_short():
     simulation = start(request("held", range(8), 2, hold=True), num_blocks=8)
     finish(simulation)
-    assert simulation.scheduler.stats()["num_held"] == 5
+    assert simulation.scheduler.stats()["num_held_requests"] == 5
     simulation.add(request("big", range(20, 32), 4))
     finish(simulation)
     simulation.release("held")
     simulation.check_all_home()
+
+
+def test_aborting_a_group_releases_its_held_states_and_spares_who_has_no_group():
+    simulation = start(
+        request("kept", [1, 2, 3], group_id="g", hold=True),
+        request("other", [4, 5, 6], max_tokens=30),
+    )
+    while simulation.transcripts["kept", 0].final is None:
+        simulation.step()
+    assert simulation.scheduler.stats()["num_held_requests"] == 1
+    simulation.scheduler.abort(Abort(group_ids=["g", ""]))
+    assert simulation.scheduler.stats()["num_held_requests"] == 0
+    assert simulation.scheduler.stats()["num_running"] == 1
+    finish(simulation)
+    assert len(simulation.output("other")) == 30

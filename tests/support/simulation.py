@@ -303,7 +303,8 @@ class Simulation:
             return
         start, num_tokens = max(1, request.sampling.prompt_logprobs_start), len(request.token_ids)
         got = [None if entry is None else entry.token_id for entry in entries or []]
-        expected = [None] * start + request.token_ids[start:] if start < num_tokens else []
+        start = min(start, num_tokens)
+        expected = [None] * start + request.token_ids[start:]
         assert got == expected, f"{key}: prompt logprobs of {got}, not of {expected}"
 
     def check_no_starvation(self) -> None:
