@@ -22,9 +22,8 @@ model: $(VENV)/.installed
 demo: model
 	$(BIN)/python examples/self_consistency.py
 
-# Two processes, a file to each: the threads of one must not spin while the other computes.
 test: check model
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest
 
 # On a machine with a card and its packages (extra `gpu`): the tests that the default run leaves out.
 test-gpu: $(VENV)/.installed-test

@@ -131,7 +131,7 @@ def test_sixteen_samples_compute_the_prefill_once_and_hold_the_prefix_once():
     assert (chunk.num_tokens, len(chunk.sample_rows)) == (9, 16)
     simulation.step()
     # 4 full prompt blocks once, and for each sample one block with the tokens behind them
-    assert simulation.scheduler.stats()["num_held_requests"] == 4 + 16
+    assert simulation.scheduler.stats()["num_held"] == 4 + 16
     finish(simulation)
     assert simulation.runner.num_computed_tokens == 9 + 16 * 2
     simulation.check_all_home()
@@ -191,14 +191,14 @@ def branches(simulation, count, **kv):
 
 def test_eight_branches_continue_from_one_compacted_copy():
     simulation = thought()
-    held = simulation.scheduler.stats()["num_held_requests"]
+    held = simulation.scheduler.stats()["num_held"]
     before = simulation.runner.num_computed_tokens
     simulation.fork("thought", branches(simulation, 8))
     plan = simulation.step()
     assert len(plan.chunks) == 8
     assert {chunk.num_tokens for chunk in plan.chunks} == {1}
     # one shared copy; each branch has at most its own last block
-    assert simulation.scheduler.stats()["num_held_requests"] <= held + 8
+    assert simulation.scheduler.stats()["num_held"] <= held + 8
     finish(simulation)
     assert simulation.runner.num_computed_tokens - before == 8 * 2
     simulation.check_all_home()
@@ -404,7 +404,7 @@ def test_abort_frees_the_blocks_within_a_step_and_tells_the_end_once():
     assert simulation.final("a").finish_reason == "abort"
     simulation.abort("a")
     simulation.scheduler.flush_cache()
-    assert simulation.scheduler.stats()["num_held_requests"] == 3
+    assert simulation.scheduler.stats()["num_held"] == 3
     finish(simulation)
     simulation.check_all_home()
 
@@ -472,7 +472,7 @@ def test_request_id_in_use_and_full_queue_are_refused():
 def test_held_state_goes_when_memory_is_short():
     simulation = start(request("held", range(8), 2, hold=True), num_blocks=8)
     finish(simulation)
-    assert simulation.scheduler.stats()["num_held_requests"] == 5
+    assert simulation.scheduler.stats()["num_held"] == 5
     simulation.add(request("big", range(20, 32), 4))
     finish(simulation)
     simulation.release("held")
