@@ -35,8 +35,8 @@ from zipage_lang.runtime.messages import (
 from zipage_lang.runtime.sampling_params import SamplingParams
 
 names = st.text(max_size=6)
-counts = st.integers(0, 2**40)
-ids = st.lists(st.integers(0, 2**31), max_size=5)
+counts = st.integers(0, 2**31 - 1)
+ids = st.lists(st.integers(0, 2**31 - 1), max_size=5)
 reals = st.floats(allow_nan=False)
 entries = st.builds(
     LogprobEntry,
