@@ -22,7 +22,7 @@ from zipage_lang.runtime.step_plan import (
     encode_plan,
 )
 
-numbers = st.integers(0, 2**31)
+numbers = st.integers(0, 2**31 - 1)
 sampling = st.builds(
     SamplingParams,
     temperature=st.floats(0, 100),
