@@ -85,7 +85,7 @@ class ModelRunner:
         return Launched(plan.step, draws, prompt_logprobs, span)
 
     def collect(self, launched: Launched) -> StepResult:
-        """Wait for the step's drawn tokens. Raises FloatingPointError for non-finite logits."""
+        """Wait for the step's drawn tokens; a row that could draw none has an error instead."""
         samples = () if launched.draws is None else launched.draws.samples()
         if launched.span is not None:
             launched.span[1].synchronize()
