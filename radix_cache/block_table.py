@@ -88,6 +88,11 @@ class SwappedTable:
     compacted_plain_len: int
     compacted_len: int
 
+    @property
+    def plain_len(self) -> int:
+        """Leading slots that no compaction touched."""
+        return self.compacted_plain_len if self.is_compacted else self.logical_len
+
 
 def check_tables(pool: BlockPool, tree: RadixTree, tables: Sequence[BlockTable]) -> None:
     """Raise AssertionError unless `tables`, all the open ones, explain all holds and locks."""

@@ -134,6 +134,11 @@ class PrefixCache:
 
     def open(self, match: Match) -> BlockTable:
         """A table that goes on from `match`. Raises AssertionError when that has been evicted."""
+        self.num_tokens_asked += match.num_asked
+        self.num_tokens_hit += match.num_tokens
+        return self._hold(match)
+
+    def _hold(self, match: Match) -> BlockTable:
         node = match.node or self._tree.root(match.namespace)
         assert self._tree.contains(node, match.namespace), (
             f"stale match of {match.num_tokens} tokens"
@@ -157,8 +162,6 @@ class PrefixCache:
         self._tree.lock(node)
         self._tree.touch(node)
         table.lock_node = node
-        self.num_tokens_asked += match.num_asked
-        self.num_tokens_hit += match.num_tokens
         return table
 
     def fork(self, table: BlockTable) -> BlockTable:
@@ -345,24 +348,24 @@ class PrefixCache:
         self.drop(table)
         return swapped
 
-    def swap_in(self, swapped: SwappedTable) -> BlockTable | None:
-        """A table of private blocks for what comes back; None when blocks are short."""
-        block_ids = self._allocate(swapped.num_blocks)
+    def swap_in(self, swapped: SwappedTable, token_ids: Sequence[int]) -> BlockTable | None:
+        """A table for what comes back; None when blocks are short.
+
+        Its leading `num_prefix_blocks` blocks are what the tree still has of the plain part, and
+        are not to be written; the rest are private and wait for their contents.
+        """
+        known = token_ids[: swapped.plain_len + 1]
+        table = self._hold(self.match(known, namespace=swapped.namespace, signature=None))
+        block_ids = self._allocate(swapped.num_blocks - len(table.block_ids))
         if block_ids is None:
+            self.drop(table)
             return None
-        root = self._tree.root(swapped.namespace)
-        self._tree.lock(root)
-        return BlockTable(
-            namespace=swapped.namespace,
-            block_size=self.block_size,
-            block_ids=block_ids,
-            resident_len=swapped.resident_len,
-            logical_len=swapped.logical_len,
-            is_compacted=swapped.is_compacted,
-            compacted_plain_len=swapped.compacted_plain_len,
-            compacted_len=swapped.compacted_len,
-            lock_node=root,
-        )
+        table.block_ids += block_ids
+        table.resident_len, table.logical_len = swapped.resident_len, swapped.logical_len
+        table.is_compacted = swapped.is_compacted
+        table.compacted_plain_len = swapped.compacted_plain_len
+        table.compacted_len = swapped.compacted_len
+        return table
 
     def flush(self) -> int:
         """Evict all that is unlocked. Returns the number of blocks that became free."""

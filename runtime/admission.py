@@ -124,13 +124,16 @@ class Admission:
         swapped = request.swapped
         assert swapped is not None
         cache = self._state.cache
-        if len(swapped.host_ids) + (not is_alone) > cache.num_available:
+        reserve = len(self._state.running)  # a block each, so that it does not go back at once
+        if not is_alone and len(swapped.host_ids) + reserve > cache.num_available:
             return False
-        table = cache.swap_in(swapped.table)
+        table = cache.swap_in(swapped.table, request.token_ids)
         if table is None:
             return False
         request.table, request.swapped = table, None
-        plan.swap_in(list(table.block_ids), swapped.host_ids)
+        num_found = table.num_prefix_blocks
+        self._state.host.free(swapped.host_ids[:num_found])
+        plan.swap_in(table.block_ids[num_found:], swapped.host_ids[num_found:])
         self._state.counts.num_swap_ins += 1
         self._start(request, plan)
         return True

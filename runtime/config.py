@@ -79,9 +79,10 @@ class CacheConfig:
     """The pool of KV blocks and where requests go when it is full."""
 
     block_size: int = 16  # slots per block; also the radix tree's granularity
-    kv_cache_memory: float = 1.0  # GiB for the pool, when num_blocks is not given
+    kv_cache_memory: float | None = None  # GiB for the pool; None: 1 on a CPU, measured on a card
     num_blocks: int | None = None  # usable blocks, overrides kv_cache_memory
-    swap_space: float = 0.5  # GiB of host memory for swapped compacted requests
+    gpu_memory_share: float = 0.92  # of the card's memory that may be in use, by whoever, measured
+    swap_space: float = 0.5  # GiB of host memory for requests that lost their place
     prefix_caching: bool = True  # keep prefixes in the radix tree after their request ends
 
     def __post_init__(self) -> None:
@@ -89,8 +90,10 @@ class CacheConfig:
         _at_least("block_size", self.block_size, 1)
         if self.num_blocks is not None:
             _at_least("num_blocks", self.num_blocks, 1)
-        elif self.kv_cache_memory <= 0:
+        elif self.kv_cache_memory is not None and self.kv_cache_memory <= 0:
             raise ValueError(f"kv_cache_memory={self.kv_cache_memory} must be above 0 GiB")
+        if not 0 < self.gpu_memory_share <= 1:
+            raise ValueError(f"gpu_memory_share={self.gpu_memory_share} must be above 0, at most 1")
         _at_least("swap_space", self.swap_space, 0)
 
 
@@ -103,6 +106,7 @@ class SchedulerConfig:
     max_step_tokens: int = 512  # token budget of a step: decodes first, then prefill chunks
     max_chunk_len: int | None = None  # prefill tokens of one request per step; None: the budget
     order: Order = "fcfs"  # lpm: longest cached prefix first
+    turn_len: int = 1024  # tokens drawn per turn; the displaced of an earlier turn go first
     growth_reserve: int = 256  # tokens a running request may grow before new ones get the memory
     max_skips: int = 64  # lpm: a request passed over this often goes first
     overlap: bool | None = None  # plan a step while the last one runs; None: where there is a card
@@ -112,7 +116,7 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         _check_kinds(self)
         _one_of("order", self.order, ("fcfs", "lpm"))
-        for name in ("max_running", "max_step_tokens", "max_skips", "max_waiting"):
+        for name in ("max_running", "max_step_tokens", "turn_len", "max_skips", "max_waiting"):
             _at_least(name, getattr(self, name), 1)
         if self.max_chunk_len is not None:
             _at_least("max_chunk_len", self.max_chunk_len, 1)

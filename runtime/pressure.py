@@ -1,9 +1,10 @@
 """What gives way when blocks are short, in the design's order.
 
 The tree's unlocked leaves have already been evicted when this is asked. Then: states held for a
-later fork, early compactions, branches that wait with blocks, the newest request that is not
-compacted (preempted: its blocks stay in the tree, evictable), the newest compacted one (swapped).
-Only requests of lower precedence give way to a running one, so the oldest can always go on.
+later fork, early compactions, branches that wait with blocks, the running request that is last in
+precedence and fits in host memory (swapped), else the last that is not compacted (preempted: its
+blocks stay in the tree, evictable). Only requests of lower precedence give way to a running one, so
+the first can always go on.
 Knows nothing of step budgets.
 """
 
@@ -99,16 +100,31 @@ class Pressure:
         if victim is None:
             return Relief.NONE
         plan.has_displaced = True
-        may_swap = victim.is_compacted and self._planner.can_resume(victim, victim.resident_len)
-        if not may_swap or not self._swap_out(victim, plan):
-            self.preempt(victim)
+        self.displace(victim, plan)
         return Relief.NOW
 
+    def displace(self, victim: Request, plan: PlanBuilder) -> None:
+        """Take the victim's place away: to host memory if it fits there, else preempted."""
+        if self.can_swap_out(victim):
+            self._swap_out(victim, plan)
+        else:
+            self.preempt(victim)
+
+    def can_swap_out(self, victim: Request) -> bool:
+        """Whether the victim's state fits in host memory and may go on from there."""
+        table = victim.table
+        if table is None or not victim.is_prefilled:
+            return False
+        fits = len(table.block_ids) <= self._state.host.num_free
+        return fits and self._planner.can_resume(victim, victim.resident_len)
+
     def _pick_victim(self, request: Request, plan: PlanBuilder) -> Request | None:
-        """The newest of lower precedence that is not compacted, else the newest compacted one."""
+        """The last in precedence that host memory takes, else the last that is not compacted (it
+        can be computed again as it was), else the last."""
         victims = list(self._victims(request, plan))
+        swappable = (victim for victim in victims if self.can_swap_out(victim))
         plain = (victim for victim in victims if not victim.is_compacted)
-        return next(plain, victims[0] if victims else None)
+        return next(swappable, None) or next(plain, victims[0] if victims else None)
 
     def _victims(self, request: Request, plan: PlanBuilder) -> Iterator[Request]:
         for victim in reversed(self._state.running):
@@ -117,16 +133,14 @@ class Pressure:
             if victim.status is Status.RUNNING and not plan.is_planned(victim):
                 yield victim
 
-    def _swap_out(self, victim: Request, plan: PlanBuilder) -> bool:
+    def _swap_out(self, victim: Request, plan: PlanBuilder) -> None:
         table = victim.table
         assert table is not None
         host_ids = self._state.host.allocate(len(table.block_ids))
-        if host_ids is None:
-            return False
+        assert host_ids is not None, f"no {len(table.block_ids)} host blocks, yet asked for"
         plan.swap_out(list(table.block_ids), host_ids)
         self._state.stop_running(victim)
         victim.swapped = SwappedState(host_ids, self._state.take_to_host(victim))
         victim.status = Status.WAITING
         self._state.waiting.add(victim)
         self._state.counts.num_swap_outs += 1
-        return True

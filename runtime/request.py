@@ -27,7 +27,7 @@ class Status(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SwappedState:
-    """A compacted state in host memory."""
+    """A state in host memory."""
 
     host_ids: tuple[int, ...]
     table: SwappedTable
@@ -35,7 +35,7 @@ class SwappedState:
 
 @dataclasses.dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """One sample of one AddRequest. Lower (priority, arrival) takes precedence."""
+    """One sample of one AddRequest. Lower (priority, turn, arrival) takes precedence."""
 
     request_id: str
     sample_index: int
@@ -57,6 +57,7 @@ class Request:
     followers: "list[Request]" = dataclasses.field(
         default_factory=list
     )  # samples awaiting the prefill
+    turn: int = 0  # grows with what it draws; changes only while it is in no queue
     skips: int = 0  # times a later request was admitted before it (lpm)
     num_pending: int = 0  # tokens being drawn by steps whose result has not come back
     is_prefilled: bool = False  # its whole prompt is computed and may be shared through the tree
@@ -81,8 +82,8 @@ class Request:
     prompt_logprobs: list[LogprobEntry | None] = dataclasses.field(default_factory=list)
 
     @property
-    def precedence(self) -> tuple[int, int]:
-        return (self.priority, self.arrival)
+    def precedence(self) -> tuple[int, int, int]:
+        return (self.priority, self.turn, self.arrival)
 
     @property
     def num_output_tokens(self) -> int:

@@ -125,6 +125,7 @@ class Scheduler:
             self._state.slots.provide(request)
         if self._is_memory_wanted:
             self._pressure.compact_adaptive(plan)
+            self._take_turns(plan)
         self._is_memory_wanted = False
         budget = self._run_on(plan, self._config.max_step_tokens)
         if not plan.has_displaced:
@@ -185,6 +186,21 @@ class Scheduler:
         }
 
     # Deciding
+
+    def _take_turns(self, plan: PlanBuilder) -> None:
+        """Who has had more turns than the first of the displaced gives its place up: one a step,
+        and only to host memory, from where it comes back for the price of a copy."""
+        displaced = self._state.waiting.first_displaced()
+        if displaced is None:
+            return
+        for request in reversed(self._state.running):
+            if (request.priority, request.turn) <= (displaced.priority, displaced.turn):
+                return
+            is_idle = request.status is Status.RUNNING and not plan.is_planned(request)
+            if is_idle and self._pressure.can_swap_out(request):
+                self._pressure.displace(request, plan)
+                self._state.counts.num_turns_taken += 1
+                return
 
     def _run_on(self, plan: PlanBuilder, budget: int) -> int:
         """Those who run: decodes (and whoever stalled last time) first, then prefill chunks."""
@@ -368,6 +384,8 @@ class Scheduler:
     def _take_token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> None:
         request.token_ids.append(token_id)
         self._state.counts.num_decoded_tokens += 1
+        if request.num_output_tokens % self._config.turn_len == 0:
+            self._state.end_turn(request)
         reason = self._finish_reason(request, token_id)
         stop_token_id = token_id if reason == "stop" else None
         if reason is not None:
@@ -409,6 +427,8 @@ class Scheduler:
                 f"{len(self._state.waiting)} requests wait already (max_waiting); try again later"
             )
         requests = self._intake.make_requests(message)
+        for request in requests:
+            request.turn = self._state.current_turn
         requests[0].followers = requests[1:]
         for follower in requests[1:]:
             follower.status = Status.FOLLOWING

@@ -33,6 +33,7 @@ class Counts:
     num_preemptions: int = 0
     num_swap_outs: int = 0
     num_swap_ins: int = 0
+    num_turns_taken: int = 0  # swap-outs that let a displaced request have its turn
     num_compactions: int = 0
     num_early_compactions: int = 0
     num_dropped_slots: int = 0
@@ -88,6 +89,25 @@ class SchedulerState:
         self._free_rows.append(request.row)
         request.row = None
         request.is_stalled = False
+
+    def end_turn(self, request: Request) -> None:
+        """Those that run and have had fewer turns take precedence from now on."""
+        is_running = request.row is not None
+        if is_running:
+            self.running.remove(request)
+        elif request.status is Status.WAITING:
+            self.waiting.remove(request)
+        request.turn += 1
+        if is_running:
+            self.running.add(request)
+        elif request.status is Status.WAITING:
+            self.waiting.add(request)
+
+    @property
+    def current_turn(self) -> int:
+        """Where newcomers start: even with those who run and have had the fewest turns."""
+        waiting = next((request.turn for request in self.waiting), 0)
+        return min((request.turn for request in self.running), default=waiting)
 
     def keep_in_tree(self, request: Request) -> None:
         """Give up the request's blocks; what they hold stays in the tree, evictable."""

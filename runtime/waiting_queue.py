@@ -33,6 +33,11 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         self._requests.remove(request)
 
+    def first_displaced(self) -> Request | None:
+        """The first in precedence whose state is in host memory."""
+        front = self._requests.islice(0, LOOKAHEAD)
+        return next((request for request in front if request.swapped is not None), None)
+
     def newest_first(self) -> Iterator[Request]:
         yield from reversed(self._requests)
 
@@ -45,7 +50,7 @@ class WaitingQueue:
 
         def key(request: Request) -> tuple[int, int, int, int]:
             if request.skips >= self._max_skips:
-                return (request.priority, 0, 0, request.arrival)
+                return (request.priority, 0, request.turn, request.arrival)
             return (request.priority, 1, -cached_len(request), request.arrival)
 
         return sorted(front, key=key)

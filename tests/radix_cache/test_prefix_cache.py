@@ -377,24 +377,35 @@ def test_truncate_does_not_reach_behind_the_last_compaction(cache, prefill, comp
         cache.truncate(table, 1)
 
 
-def test_swapped_table_comes_back_in_private_blocks(cache, prefill, compact):
+def test_swapped_table_comes_back_behind_the_plain_prefix_that_is_still_there(
+    cache, prefill, compact
+):
     table = prefill([1, 2, 3, 4, 5, 6])
     compact(table, 2, 3)
     swapped = cache.swap_out(table)
     assert (swapped.num_blocks, cache.num_available) == (3, 10)
-    back = cache.swap_in(swapped)
+    back = cache.swap_in(swapped, [1, 2, 3, 4, 5, 6])
     assert (back.resident_len, back.logical_len, back.is_compacted) == (5, 6, True)
+    assert (len(back.block_ids), back.num_prefix_blocks) == (3, 1)
+    cache.check_invariants([back])
+
+
+def test_swapped_table_comes_back_in_private_blocks_where_the_tree_has_nothing(cache, prefill):
+    swapped = cache.swap_out(prefill([1, 2, 3, 4, 5, 6]))
+    cache.flush()
+    back = cache.swap_in(swapped, [1, 2, 3, 4, 5, 6])
     assert (len(back.block_ids), back.num_prefix_blocks) == (3, 0)
     cache.check_invariants([back])
 
 
 def test_swap_in_waits_for_blocks(cache, prefill, open_table):
     swapped = cache.swap_out(prefill([1, 2, 3, 4]))
+    cache.flush()
     table = open_table([9])
     cache.append(table, 18)
-    assert cache.swap_in(swapped) is None
+    assert cache.swap_in(swapped, [1, 2, 3, 4]) is None
     cache.truncate(table, 2)
-    assert cache.swap_in(swapped) is not None
+    assert cache.swap_in(swapped, [1, 2, 3, 4]) is not None
 
 
 def test_flush_leaves_what_is_in_use(cache, prefill, open_table):

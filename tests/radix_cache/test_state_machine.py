@@ -244,15 +244,21 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(pick=PICKS)
     def swap_in(self, pick: int) -> None:
         swapped = self.swapped[pick % len(self.swapped)]
-        num_available = self.cache.num_available
-        table = self.cache.swap_in(swapped.record)
-        assert (table is None) == (swapped.record.num_blocks > num_available)
+        tokens, record = swapped.branch.tokens, swapped.record
+        known = tokens[: record.plain_len + 1]
+        found = self.cache.match(known, namespace=record.namespace, signature=None).block_ids
+        num_idle = sum(self.cache._pool.num_table_holds(block_id) == 0 for block_id in found)
+        num_left = self.cache.num_available - num_idle
+        table = self.cache.swap_in(record, tokens)
+        assert (table is None) == (record.num_blocks - len(found) > num_left)
         if table is None:
             return
+        assert table.num_prefix_blocks == len(found)
         self.swapped.remove(swapped)
         branch = dataclasses.replace(swapped.branch, table=table)
         for slot, value in enumerate(branch.slots):
-            self.write(table.block_ids, slot, value)
+            if slot >= len(found) * self.block_size:
+                self.write(table.block_ids, slot, value)
         self.branches.append(branch)
 
     @precondition(lambda self: self.cache.num_free < 2)

@@ -268,8 +268,13 @@ def test_early_compaction_comes_before_preemption():
     assert (preempted, swapped) == (0, 0)
 
 
-def test_newest_that_is_not_compacted_is_preempted_and_comes_back_for_free():
-    simulation = start(request("oldest", [1, 2], 14), request("newest", [3, 4], 10), num_blocks=9)
+def test_newest_is_preempted_without_host_memory_and_comes_back_for_free():
+    simulation = start(
+        request("oldest", [1, 2], 14),
+        request("newest", [3, 4], 10),
+        num_blocks=9,
+        num_host_blocks=0,
+    )
     finish(simulation)
     early, preempted, swapped = counts(simulation, *PRESSURE)
     assert (early, swapped) == (0, 0)
@@ -294,6 +299,53 @@ def test_newest_compacted_is_swapped_when_nobody_else_can_give_way():
     assert admissions(simulation) == ["oldest", "newest", "newest"]
     assert simulation.final("newest").kv.recomputed == 0
     simulation.check_all_home()
+
+
+def test_newest_is_swapped_rather_than_computed_again():
+    simulation = start(request("oldest", [1, 2], 14), request("newest", [3, 4], 10), num_blocks=9)
+    stats = finish(simulation)
+    assert (stats["num_preemptions"], stats["num_swap_outs"]) == (0, 1)
+    assert stats["num_recomputed_tokens"] == 0
+    assert admissions(simulation) == ["oldest", "newest", "newest"]
+
+
+def test_those_who_do_not_fit_together_take_turns():
+    simulation = start(
+        *(request(name, [index], 40) for index, name in enumerate("abc")),
+        num_blocks=44,
+        num_host_blocks=64,
+        scheduler={"turn_len": 8},
+    )
+    widest = 0
+    while simulation.scheduler.has_work:
+        simulation.step()
+        lens = [len(simulation.output(name)) for name in "abc"]
+        widest = max(widest, max(lens) - min(lens))
+    stats = finish(simulation)
+    assert stats["num_turns_taken"] > 0
+    assert stats["num_recomputed_tokens"] == 0
+    assert widest <= 2 * 8, "one may be a turn ahead, and one more while it is being displaced"
+
+
+def test_without_pressure_nobody_gives_way_at_the_end_of_a_turn():
+    simulation = start(
+        *(request(name, [index], 12) for index, name in enumerate("abc")),
+        num_blocks=60,
+        scheduler={"turn_len": 2},
+    )
+    stats = finish(simulation)
+    assert (stats["num_swap_outs"], stats["num_preemptions"]) == (0, 0)
+
+
+def test_newcomer_starts_even_with_those_who_run():
+    simulation = start(request("old", [1], 40), scheduler={"turn_len": 4})
+    for _ in range(20):
+        simulation.step()
+    simulation.add(request("new", [2], 20))
+    simulation.step()
+    old, new = simulation.scheduler._state.running
+    assert (old.request_id, new.request_id) == ("old", "new")
+    assert old.turn == new.turn > 0
 
 
 def test_compacted_request_starts_over_when_there_is_no_host_memory_for_it():

@@ -78,7 +78,8 @@ def test_random_loads_reach_every_act_of_the_scheduler():
             totals[name] = totals.get(name, 0) + value
         totals["refused"] = totals.get("refused", 0) + len(simulation.refused)
     assert totals["refused"] > 0
-    acts = ("preemptions", "swap_outs", "swap_ins", "compactions", "early_compactions")
+    acts = ("preemptions", "swap_outs", "swap_ins", "turns_taken", "compactions")
+    acts += ("early_compactions",)
     missing = [act for act in acts if totals[f"num_{act}"] == 0]
     assert not missing, f"never happened: {missing}; {totals}"
 

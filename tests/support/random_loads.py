@@ -47,6 +47,7 @@ def random_world(rng: random.Random) -> World:
     block_size = rng.choice([1, 2, 4])
     num_slots = rng.choice([8, 12, 16, 24, 40, 80, 160])
     num_query_slots = rng.choice([1, 1, 2, 8])
+    turn_len = random.Random(num_slots + num_query_slots).choice([1, 3, 8, 2048])
     return World(
         num_blocks=max(2, num_slots // block_size),
         block_size=block_size,
@@ -62,6 +63,7 @@ def random_world(rng: random.Random) -> World:
             max_chunk_len=rng.choice([None, None, 1, 3]),
             order=rng.choice(["fcfs", "lpm"]),
             max_skips=rng.choice([1, 3, 64]),
+            turn_len=turn_len,
         ),
         compression=CompressionConfig(
             kv_mode=rng.choice(["off", "fixed", "adaptive"]),
