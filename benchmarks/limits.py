@@ -77,3 +77,34 @@ def _push_back(
         newest = running.pop()
         newest.num_left -= newest.num_done
         waiting.append(newest)
+
+
+def bound(
+    load: Load, machine: Machine, budget: int | None = None, interval: int = 256
+) -> tuple[float, int]:
+    """(seconds, output tokens) that no order of the requests can beat.
+
+    `limit` lets a displaced request come back with none of its KV held or read. Here every token
+    that was drawn stays resident until its request ends (a bounded tail: K + E / 2 of them), so the
+    steps are at least the resident tokens of all steps over the pool, and at least those of the
+    longest request; and each step reads the weights, each token the KV before it.
+    """
+    held = read = num_tokens = longest = 0.0
+    for prompt, num_output in load:
+        tail = _sum_of_tails(num_output, budget, interval)
+        held += tail + num_output * (len(prompt) // SHARERS)
+        read += tail + num_output * len(prompt)
+        num_tokens += num_output
+        longest = max(longest, num_output)
+    num_steps = max(held / machine.pool_tokens, longest)
+    num_bytes = num_steps * machine.weight_bytes + read * machine.kv_bytes_per_token
+    return num_bytes / machine.bandwidth, int(num_tokens)
+
+
+def _sum_of_tails(num_output: int, budget: int | None, interval: int) -> float:
+    """Resident tail tokens, summed over a request's steps."""
+    if budget is None or num_output <= budget + interval:
+        return num_output * (num_output + 1) / 2
+    num_growing = budget + interval
+    num_bounded = num_output - num_growing
+    return num_growing * (num_growing + 1) / 2 + num_bounded * (budget + interval / 2)
