@@ -25,9 +25,10 @@ demo: model
 test: check model
 	$(BIN)/pytest
 
-# On a machine with a card and its packages (extra `gpu`): the tests that the default run leaves out.
-test-gpu: $(VENV)/.installed-test
-	$(BIN)/pytest -m gpu
+# On a machine with a card and its packages (extra `gpu`): the tests that the default run leaves out,
+# on inputs of their own each time. A bare card machine runs benchmarks/card/test_gpu.sh instead.
+test-gpu: model $(VENV)/.installed-test
+	$(BIN)/pytest -m gpu --fresh-seed $$(date +%j%H%M) --soak-seconds 30 --durations=15
 
 bench: model
 	$(BIN)/python bench.py

@@ -7,18 +7,15 @@ Knows nothing of the engine.
 """
 
 import json
-import statistics
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import triton
+from kernel_timing import Case, measure
 from torch import Tensor
 
 from zipage_lang.kernels import fused_ops, kv_store, sampling
 from zipage_lang.kernels.backend import RowSettings
 
-COPY_BYTES_PER_S = 4.285e12  # measured device-to-device copy of one H200, read plus written
 NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128
 HIDDEN_SIZE, INTERMEDIATE_SIZE, VOCAB_SIZE = 4096, 12288, 151_936
 BATCH, BLOCK_SIZE, NUM_BLOCKS, NUM_LAYERS = 128, 16, 4096, 36
@@ -26,35 +23,8 @@ CALLS_PER_GRAPH, NUM_REPLAYS = 20, 25
 QKV_SIZE = (NUM_Q_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
 
 
-class Case(NamedTuple):
-    """One kernel at one shape."""
-
-    name: str
-    call: Callable[[], object]
-    num_bytes: int  # that must move: every input read once, every output written once
-
-
 def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.bfloat16, device="cuda")
-
-
-def median_us(call: Callable[[], object]) -> float:
-    """Median over replays of the time per call, in microseconds."""
-    for _ in range(3):
-        call()  # compiles
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS_PER_GRAPH):
-            call()
-    times_ms = []
-    for _ in range(NUM_REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times_ms.append(start.elapsed_time(end))
-    return statistics.median(times_ms) / CALLS_PER_GRAPH * 1e3
 
 
 def distinct(num: int, limit: int) -> Tensor:
@@ -168,10 +138,7 @@ def main() -> None:
     results = {}
     for make_cases in (store_cases, fused_cases, sampling_cases):
         for case in make_cases():
-            us = median_us(case.call)
-            share = case.num_bytes / (us * 1e-6) / COPY_BYTES_PER_S
-            results[case.name] = {"us": round(us, 2), "bytes": case.num_bytes, "share": share}
-            print(f"{case.name:36} {us:9.2f} us {case.num_bytes / 1e6:9.2f} MB {share:7.1%}")
+            results[case.name] = measure(case, CALLS_PER_GRAPH, NUM_REPLAYS)
     versions = {"torch": torch.__version__, "triton": triton.__version__}
     card = torch.cuda.get_device_name()
     print(json.dumps({"card": card, **versions, "batch": BATCH, "kernels": results}))

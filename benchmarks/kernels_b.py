@@ -14,21 +14,20 @@ import functools
 import json
 import statistics
 import time
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import triton
+from kernel_timing import Case
+from kernel_timing import measure as measure_case
 from torch import Tensor
 
-from zipage_lang.kernels import compact, kv_store, scores, select
+from zipage_lang.kernels import blend, compact, kv_store, scores, select, tails
 from zipage_lang.kernels.backend import TailQueries
 from zipage_lang.runtime.kv_cache import KVCache, KVShape
 from zipage_lang.runtime.kv_compressor import KVCompressor
 from zipage_lang.runtime.policies.zipage import Zipage
 from zipage_lang.runtime.step_plan import Compaction
 
-COPY_BYTES_PER_S = 4.285e12  # measured device-to-device copy of one H200, read plus written
 SHAPE = KVShape(
     num_layers=36, num_q_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16
 )  # fmt: skip
@@ -36,15 +35,7 @@ KV_BUDGET, EVICT_INTERVAL, WINDOW, CHUNK, THRESHOLD = 2048, 256, 16, 256, 0.5
 TAIL = KV_BUDGET + EVICT_INTERVAL
 SCALE = SHAPE.head_dim**-0.5
 FIRST_LOGICAL_LEN = 1_000_000  # past all positions that stand in the pool at the start
-NUM_REPLAYS, NUM_COMPACTIONS = 15, 15
-
-
-class Case(NamedTuple):
-    """One kernel at one shape."""
-
-    name: str
-    call: Callable[[], object]
-    num_bytes: int
+NUM_COMPACTIONS = 15
 
 
 class CompactionKernels:
@@ -58,6 +49,8 @@ class CompactionKernels:
     protect_slots = staticmethod(select.protect_slots)
     select_top_k = staticmethod(select.select_top_k)
     fill_holes = staticmethod(compact.fill_holes)
+    expand_tails = staticmethod(tails.expand_tails)
+    compact_blend = staticmethod(blend.compact_blend)
 
 
 class World:
@@ -182,24 +175,6 @@ def kernel_cases(world: World) -> list[Case]:
     ]
 
 
-def median_us(call: Callable[[], object]) -> float:
-    """Median time of a captured call, in microseconds: without the host's launches."""
-    for _ in range(2):
-        call()  # compiles
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    times_ms = []
-    for _ in range(NUM_REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times_ms.append(start.elapsed_time(end))
-    return statistics.median(times_ms) * 1e3
-
-
 def compaction_us(world: World) -> tuple[float, float]:
     """Median microseconds of a whole compaction: on the device, and until the host may go on."""
     compressor = KVCompressor(world.cache, CompactionKernels(), {"zipage": Zipage()})
@@ -223,10 +198,7 @@ def measure(num_requests: int, block_size: int) -> dict[str, dict[str, float]]:
     print(f"{num_requests} requests, block size {block_size}")
     cases = kernel_cases(world)
     for case in cases:
-        us = median_us(case.call)
-        share = case.num_bytes / (us * 1e-6) / COPY_BYTES_PER_S
-        found[case.name] = {"us": round(us, 1), "bytes": case.num_bytes, "share": round(share, 4)}
-        print(f"  {case.name:22} {us:10.1f} us {case.num_bytes / 1e6:9.1f} MB {share:7.1%}")
+        found[case.name] = measure_case(case)
     device_us, host_us = compaction_us(world)
     found["compaction"] = {"us": round(device_us, 1), "host_us": round(host_us, 1)}
     print(f"  {'whole compaction':22} {device_us:10.1f} us, host {host_us:.1f} us")

@@ -3,11 +3,13 @@
     python benchmarks/throughput.py --load aime --mode fixed --budget 2048
 
 Every request of the load is there from the start; each draws exactly its number of tokens. The last
-line is one JSON object. `--seconds` ends a run early (then `is_whole` is false and the rate is that
-of the part that ran). Needs no tokenizer and no ZMQ: it steps the engine itself.
+line is one JSON object. `--seconds` and `--steps` end a run early (then `is_whole` is false and the
+rate is that of the part that ran); `--skip-steps` leaves the first steps out of the measurement.
+Needs no tokenizer and no ZMQ: it steps the engine itself.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -19,7 +21,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from limits import Machine, limit
+from limits import Machine, bound, limit
 from loads import LOADS, Load
 
 from zipage_lang.runtime.config import EngineConfig
@@ -42,6 +44,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--interval", type=int, default=256)
     parser.add_argument("--policy", default="zipage")
     parser.add_argument("--pool-gib", type=float, default=40.0)
+    parser.add_argument("--swap-gib", type=float, default=26.0)
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--max-running", type=int, default=256)
     parser.add_argument("--max-step-tokens", type=int, default=4096)
@@ -51,6 +54,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--no-prefix-cache", action="store_true")
     parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--steps", type=int, help="end after this many measured steps")
+    parser.add_argument("--skip-steps", type=int, default=0, help="steps before the measurement")
+    parser.add_argument("--name", help="what to call the run in its JSON line")
     parser.add_argument("--commit", default=os.environ.get("ZIPAGE_COMMIT", "unknown"))
     return parser.parse_args()
 
@@ -64,7 +70,7 @@ def make_engine(options: argparse.Namespace) -> Engine:
         max_model_len=32_768,
         block_size=options.block_size,
         kv_cache_memory=options.pool_gib,
-        swap_space=8.0,
+        swap_space=options.swap_gib,
         prefix_caching=not options.no_prefix_cache,
         max_running=options.max_running,
         max_step_tokens=options.max_step_tokens,
@@ -90,23 +96,33 @@ def warm_up(engine: Engine) -> None:
     engine.scheduler.flush_cache()
 
 
-def run(engine: Engine, load: Load, options: argparse.Namespace) -> dict[str, Any]:
-    """Play the load; returns counts and times."""
+def send(engine: Engine, load: Load, temperature: float) -> None:
     for index, (prompt, num_output) in enumerate(load):
         sampling = SamplingParams(
             max_tokens=num_output,
-            temperature=options.temperature,
+            temperature=temperature,
             ignore_eos=True,
             seed=index,
         )
         engine.handle(AddRequest(request_id=str(index), token_ids=prompt, sampling=sampling))
+
+
+def run(engine: Engine, load: Load, options: argparse.Namespace) -> dict[str, Any]:
+    """Play the load; returns counts and times."""
+    send(engine, load, options.temperature)
+    for _ in range(options.skip_steps):
+        engine.step()
+    torch.cuda.synchronize()
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     gaps: list[float] = []
     num_tokens = num_finished = 0
+    steps = itertools.count() if options.steps is None else iter(range(options.steps))
     before = engine.stats()
     started = time.perf_counter()
     while engine.has_work and time.perf_counter() - started < options.seconds:
+        if next(steps, None) is None:
+            break
         outputs = engine.step()
         now = time.perf_counter()
         for output in outputs:
@@ -118,7 +134,7 @@ def run(engine: Engine, load: Load, options: argparse.Namespace) -> dict[str, An
             last[output.request_id] = now
     torch.cuda.synchronize()
     wall_s = time.perf_counter() - started
-    is_whole = not engine.has_work
+    is_whole = not engine.has_work and options.skip_steps == 0
     after = engine.stats()
     engine.handle(Abort(request_ids=[str(index) for index in range(len(load))]))
     while engine.has_work:
@@ -126,11 +142,13 @@ def run(engine: Engine, load: Load, options: argparse.Namespace) -> dict[str, An
     gaps.sort()
     return {
         "is_whole": is_whole,
+        "num_skipped_steps": options.skip_steps,
         "num_finished": num_finished,
         "num_tokens": num_tokens,
         "wall_s": wall_s,
         "tok_s": num_tokens / wall_s,
-        "ttft_s_median": statistics.median(first.values()),
+        # Of a part that starts later, the first token is not the requests' first.
+        "ttft_s_median": None if options.skip_steps else statistics.median(first.values()),
         "tpot_ms_median": 1e3 * gaps[len(gaps) // 2],
         "tpot_ms_p99": 1e3 * gaps[int(0.99 * (len(gaps) - 1))],
         **differences(before, after, wall_s),
@@ -162,6 +180,8 @@ def differences(before: dict[str, Any], after: dict[str, Any], wall_s: float) ->
                 "num_early_compactions",
                 "num_preemptions",
                 "num_swap_outs",
+                "num_swap_ins",
+                "num_turns_taken",
                 "num_recomputed_tokens",
                 "num_prefilled_tokens",
             )
@@ -176,8 +196,9 @@ def num_weights_read(arch: ArchConfig) -> int:
     return arch.num_layers * per_layer + arch.vocab_size * arch.hidden_size
 
 
-def limit_of(engine: Engine, load: Load, options: argparse.Namespace) -> float:
-    """Output tokens per second that the memory allows, with the pool that the engine has."""
+def limits_of(engine: Engine, load: Load, options: argparse.Namespace) -> tuple[float, float]:
+    """Output tokens per second that the memory allows, with the pool that the engine has: by the
+    common formula, and by the bound that no order of the requests can beat."""
     arch = engine.arch
     machine = Machine(
         pool_tokens=engine.limits.num_blocks * options.block_size,
@@ -186,8 +207,13 @@ def limit_of(engine: Engine, load: Load, options: argparse.Namespace) -> float:
         bandwidth=COPY_BANDWIDTH,
     )
     budget = None if options.mode == "off" else options.budget
-    seconds, tokens = limit(load, machine, budget, options.interval)
-    return tokens / seconds
+    return tuple(
+        tokens / seconds
+        for seconds, tokens in (
+            limit(load, machine, budget, options.interval),
+            bound(load, machine, budget, options.interval),
+        )
+    )
 
 
 def main() -> None:
@@ -198,8 +224,9 @@ def main() -> None:
     warm_up(engine)
     load = LOADS[options.load]()
     result = run(engine, load, options)
-    memory_limit = limit_of(engine, load, options)
+    memory_limit, least = limits_of(engine, load, options)
     about = {
+        **({"name": options.name} if options.name else {}),
         "commit": options.commit,
         "card": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -213,9 +240,12 @@ def main() -> None:
         "graphs": not options.no_graphs,
         "overlap": not options.no_overlap,
         "prefix_cache": not options.no_prefix_cache,
+        "num_query_slots": engine.limits.num_query_slots,
         "start_up_s": start_up_s,
         "limit_tok_s": memory_limit,
         "share_of_limit": result["tok_s"] / memory_limit,
+        "bound_tok_s": least,
+        "share_of_bound": result["tok_s"] / least,
     }
     line = {**about, **result}
     print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in line.items()}))

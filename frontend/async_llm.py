@@ -15,6 +15,7 @@ from zipage_lang.frontend.client import EngineClient, Stats
 from zipage_lang.frontend.errors import RequestError
 from zipage_lang.frontend.input_checks import check_prompt, check_request
 from zipage_lang.frontend.outputs import Progress, RequestOutput
+from zipage_lang.frontend.pin_board import PinBoard
 from zipage_lang.frontend.sample_builder import SampleBuilder
 from zipage_lang.frontend.stop_strings import StopMatcher
 from zipage_lang.frontend.token_stream import TokenStream
@@ -33,6 +34,7 @@ class AsyncLLM:
     def __init__(self, client: EngineClient, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.client = client
+        self.pins = PinBoard()
 
     @classmethod
     async def start(

@@ -33,6 +33,44 @@ class TailQueries(NamedTuple):
     positions: Tensor  # int64 [num_rows, num_queries], logical positions, padding -1
 
 
+class TailRequests(NamedTuple):
+    """The tails that a step compacts by one policy: a line of numbers per request."""
+
+    # int64 [num_requests, 8 + num_blocks], device: the tail's first slot within its first block,
+    # tail_len, num_keep, stateful_len, logical_len, seed, query slot, queries stored in its ring;
+    # then the tail's blocks, padding -1
+    lines: Tensor
+    max_tail: int
+    num_queries: int  # that the policy scores with
+    window: int  # queries a ring holds
+
+
+class TailRows(NamedTuple):
+    """Those tails in every layer of a pass; a row is one request in one layer. Device tensors."""
+
+    slots: Tensor  # int64 [num_rows, max_tail], slots of all layers' blocks, padding -1
+    positions: Tensor  # int32 [num_rows, num_kv_heads, max_tail], logical positions
+    lens: Tensor  # int64 [num_rows]
+    num_keep: Tensor  # int64 [num_rows]
+    stateful_lens: Tensor  # int64 [num_rows]
+    logical_lens: Tensor  # int64 [num_rows]
+    seeds: Tensor  # int64 [num_rows]
+    layers: Tensor  # int64 [num_rows]
+    ring_slots: Tensor  # int64 [num_rows, num_queries], as in `TailQueries`
+    query_positions: Tensor  # int64 [num_rows, num_queries], as in `TailQueries`
+
+
+class ScoreBlend(NamedTuple):
+    """A score still in its parts; `combine_scores` says what they make."""
+
+    mass: Tensor  # float32 [num_rows, num_kv_heads, max_tail]
+    similarity: Tensor  # float32, same shape
+    decay: float
+    pool_kernel: int
+    temperature: float
+    mass_weight: float
+
+
 class RowSettings(NamedTuple):
     """Sampling settings by row, as the engine keeps them. Device tensors [num_rows], contiguous."""
 
@@ -59,6 +97,8 @@ class Backend(Protocol):
     # linear.py: prepare each weight [out_size, in_size] once, multiply rows with it every step
     def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> Any: ...
     def linear(self, x: Tensor, prepared: Any) -> Tensor: ...
+    def prepare_gated_linear(self, weight: Tensor, bias: Tensor | None) -> Any: ...
+    def gated_linear(self, x: Tensor, prepared: Any) -> Tensor: ...
 
     # attention.py: plan once per step on host metadata, run once per layer on tensors
     def plan_attention(
@@ -96,6 +136,10 @@ class Backend(Protocol):
         lse: Tensor,
     ) -> None: ...
     def copy_blocks(self, pools: list[Tensor], src: Tensor, dst: Tensor) -> None: ...
+
+    # host_copy.py: whole blocks as lines of bytes, which travel to host memory and back
+    def pack_blocks(self, pools: list[Tensor], block_ids: Tensor, lines: Tensor) -> None: ...
+    def unpack_blocks(self, pools: list[Tensor], block_ids: Tensor, lines: Tensor) -> None: ...
 
     # fused_ops.py
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
@@ -188,6 +232,16 @@ class Backend(Protocol):
         mass_weight: float,
     ) -> tuple[Tensor, Tensor]: ...
 
+    # tails.py
+    def expand_tails(
+        self,
+        requests: TailRequests,
+        position_blocks: Tensor,
+        first_layer: int,
+        num_layers: int,
+        entries_per_layer: int,
+    ) -> TailRows: ...
+
     # select.py
     def protect_slots(
         self,
@@ -213,6 +267,18 @@ class Backend(Protocol):
         num_keep: Tensor,
         positions: Tensor,
         scores: Tensor | None,
+    ) -> None: ...
+
+    # blend.py: from a score's parts to the moved slots
+    def compact_blend(
+        self,
+        kv_blocks: Tensor,
+        score_blocks: Tensor,
+        position_blocks: Tensor,
+        rows: TailRows,
+        blend: ScoreBlend,
+        num_recent: int,
+        num_sinks: int,
     ) -> None: ...
 
 

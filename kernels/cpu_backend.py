@@ -7,13 +7,16 @@ import torch
 
 from zipage_lang.kernels.reference import (
     attention,
+    blend,
     compact,
     fused_ops,
+    host_copy,
     kv_store,
     linear,
     sampling,
     scores,
     select,
+    tails,
 )
 
 
@@ -27,6 +30,8 @@ class CpuBackend:
         products = linear.LinearProducts()
         self.prepare_linear = products.prepare
         self.linear = products.linear
+        self.prepare_gated_linear = products.prepare
+        self.gated_linear = products.gated_linear
 
     plan_attention = staticmethod(attention.plan_attention)
     attention = staticmethod(attention.attention)
@@ -38,6 +43,8 @@ class CpuBackend:
     store_kv = staticmethod(kv_store.store_kv)
     store_queries = staticmethod(kv_store.store_queries)
     copy_blocks = staticmethod(kv_store.copy_blocks)
+    pack_blocks = staticmethod(host_copy.pack_blocks)
+    unpack_blocks = staticmethod(host_copy.unpack_blocks)
     rms_norm = staticmethod(fused_ops.rms_norm)
     add_rms_norm = staticmethod(fused_ops.add_rms_norm)
     rope = staticmethod(fused_ops.rope)
@@ -59,3 +66,5 @@ class CpuBackend:
     protect_slots = staticmethod(select.protect_slots)
     select_top_k = staticmethod(select.select_top_k)
     fill_holes = staticmethod(compact.fill_holes)
+    expand_tails = staticmethod(tails.expand_tails)
+    compact_blend = staticmethod(blend.compact_blend)

@@ -1,15 +1,25 @@
-"""The `cuda` backend: FlashInfer attention, cuBLAS products, Triton kernels.
+"""The `cuda` backend: FlashInfer attention, our own products and cuBLAS, Triton kernels.
 
 Knows nothing of models, requests or plans.
 """
 
 import torch
-from torch import Tensor
 
-from zipage_lang.kernels import compact, fused_ops, kv_store, sampling, scores, select
+from zipage_lang.kernels import (
+    blend,
+    compact,
+    fused_ops,
+    host_copy,
+    kv_store,
+    sampling,
+    scores,
+    select,
+    tails,
+)
 from zipage_lang.kernels.attention import FlashInferAttention, GraphDecode
 from zipage_lang.kernels.dense_attention import DenseAttention
 from zipage_lang.kernels.flashinfer_module import Heads
+from zipage_lang.kernels.products import CardProducts
 from zipage_lang.kernels.reference import scores as reference_scores
 
 FLASHINFER_DTYPES = (torch.bfloat16, torch.float16)
@@ -29,6 +39,10 @@ class CudaBackend:
             if uses_flashinfer
             else DenseAttention(self.device)
         )
+        products = CardProducts(dtype)
+        self.prepare_linear, self.linear = products.prepare, products.linear
+        self.prepare_gated_linear = products.prepare_gated
+        self.gated_linear = products.gated_linear
         self.plan_attention = self._kernels.plan_attention
         self.attention = self._kernels.attention
 
@@ -48,19 +62,11 @@ class CudaBackend:
         heads = Heads(num_q_heads, num_kv_heads, head_dim, block_size)
         return GraphDecode(self._kernels, heads, max_rows=max_rows, max_blocks=max_blocks)
 
-    @staticmethod
-    def prepare_linear(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """A weight [out_size, in_size] and its bias, as cuBLAS reads them best."""
-        return weight.contiguous(), bias
-
-    @staticmethod
-    def linear(x: Tensor, prepared: tuple[Tensor, Tensor | None]) -> Tensor:
-        """x [num_rows, in_size] times the weight, [num_rows, out_size]."""
-        return torch.nn.functional.linear(x, *prepared)
-
     store_kv = staticmethod(kv_store.store_kv)
     store_queries = staticmethod(kv_store.store_queries)
     copy_blocks = staticmethod(kv_store.copy_blocks)
+    pack_blocks = staticmethod(host_copy.pack_blocks)
+    unpack_blocks = staticmethod(host_copy.unpack_blocks)
     rms_norm = staticmethod(fused_ops.rms_norm)
     add_rms_norm = staticmethod(fused_ops.add_rms_norm)
     rope = staticmethod(fused_ops.rope)
@@ -82,3 +88,5 @@ class CudaBackend:
     protect_slots = staticmethod(select.protect_slots)
     select_top_k = staticmethod(select.select_top_k)
     fill_holes = staticmethod(compact.fill_holes)
+    expand_tails = staticmethod(tails.expand_tails)
+    compact_blend = staticmethod(blend.compact_blend)

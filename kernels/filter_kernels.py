@@ -1,5 +1,7 @@
-"""Device code of the filtered draw: searches for edges in the order of the likeliest tokens.
+"""Device code of the filtered draw: finds edges in the order of the likeliest tokens, no sort.
 
+A search first narrows a window of logits until a list of the tokens in it is short, then searches
+the list; all that decides is integers.
 Knows nothing of launches; what the draw means stands at its twin in `reference/sampling.py`.
 """
 
@@ -7,54 +9,54 @@ import triton
 import triton.language as tl
 
 from zipage_lang.kernels.sampling_kernels import (
+    ALL_LINES,
     WEIGHT_ONE,
     ceil_of,
+    has_filter,
     line_peak,
+    row_of,
     scale_of,
+    setting_of,
+    uniform_of,
     weights_of,
 )
+from zipage_lang.kernels.window_kernels import collect, keys_of, measure_from, narrow
 
 NO_WEIGHT = tl.constexpr(28.0)  # exp(-28) * 2^40 is below 1
+LOG2_E = tl.constexpr(1.4426950408889634)
+BY_COUNT, BY_WEIGHT, BY_ID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+TOP_K, TOP_P, PLACE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
-def _keys(x):
-    """int32 that orders as the floats do; both zeros are equal."""
-    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+def _entries(row, ids, is_list, at, num):
+    """Entries of a list of tokens, or of the line itself: which are there, their ids and logits."""
+    mask = at < num
+    tokens = tl.load(ids + at, mask=at < tl.where(is_list, num, 0), other=0)
+    tokens = tl.where(is_list, tokens, at)
+    return mask, tokens, tl.load(row + tokens, mask=mask, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
-def _key_value(key):
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _load_keys(row, start, vocab_size, best, scale, BY_COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """Keys of a tile and what each token counts for; columns past the end count for nothing."""
-    columns = start + tl.arange(0, BLOCK)
-    mask = columns < vocab_size
-    x = tl.load(row + columns, mask=mask, other=float("-inf")).to(tl.float32)
-    measure = mask.to(tl.int64) if BY_COUNT else weights_of(x, best, scale)
-    return _keys(x), measure
-
-
-@triton.jit
-def _edge_key(
+def _edge(
     row,
-    vocab_size,
+    ids,
+    is_list,
+    num,
     best,
     scale,
+    by,
+    tied,
     low,
     high,
     need,
-    BY_COUNT: tl.constexpr,
+    SHIFT: tl.constexpr,
     BLOCK: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """The largest key in [low, high] such that all tokens from it up measure `need` or more.
+    """The largest key in [low, high] such that the entries from it up measure `need` or more.
 
-    `low` where none does. Each pass divides what is left of the range into LANES parts.
+    `low` where none does. BY_ID the key is minus the id; only entries of logit key `tied` count.
     """
     lanes = tl.arange(0, LANES)
     low = low.to(tl.int64)
@@ -63,10 +65,14 @@ def _edge_key(
         step = (span + LANES - 1) // LANES
         thresholds = tl.minimum(low + lanes * step, 0x7FFFFFFF).to(tl.int32)
         sums = tl.zeros((BLOCK, LANES), dtype=tl.int64)
-        for start in range(0, vocab_size, BLOCK):
-            keys, measure = _load_keys(row, start, vocab_size, best, scale, BY_COUNT, BLOCK)
-            is_up = keys[:, None] >= thresholds[None, :]
-            sums += tl.where(is_up, measure[:, None], 0)
+        for start in range(0, num, BLOCK):
+            at = start + tl.arange(0, BLOCK)[:, None]  # [BLOCK, 1], as all of an entry
+            mask, tokens, x = _entries(row, ids, is_list, at, num)
+            keys = keys_of(x) >> SHIFT
+            measure = tl.where(by == BY_WEIGHT, weights_of(x, best, scale), 1)
+            measure = tl.where(tl.where(by == BY_ID, keys == tied, mask), measure, 0)
+            is_up = tl.where(by == BY_ID, -tokens, keys) >= thresholds[None, :]  # [BLOCK, LANES]
+            sums += tl.where(is_up & mask, measure, 0)
         num_reach = tl.sum((tl.sum(sums, axis=0) >= need).to(tl.int64), axis=0)
         lane = tl.maximum(num_reach - 1, 0)
         low += lane * step
@@ -75,86 +81,198 @@ def _edge_key(
 
 
 @triton.jit
-def _above(row, vocab_size, best, scale, key, floor, BLOCK: tl.constexpr):
-    """Count and weight of the tokens above a key, and weight of all that weigh `floor` or more."""
-    counts = tl.zeros((BLOCK,), dtype=tl.int64)
+def _above(
+    row,
+    ids,
+    is_list,
+    num,
+    best,
+    scale,
+    key,
+    floor,
+    SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """What the entries tell of a key.
+
+    Count and weight of those above it, weight of all at `floor` or more; the logit of those with
+    just this key, their lowest id and their highest.
+    """
+    counts = tl.zeros((BLOCK,), dtype=tl.int32)
     sums = tl.zeros((BLOCK,), dtype=tl.int64)
     floor_sums = tl.zeros((BLOCK,), dtype=tl.int64)
-    for start in range(0, vocab_size, BLOCK):
-        keys, weights = _load_keys(row, start, vocab_size, best, scale, False, BLOCK)
-        counts += (keys > key).to(tl.int64)
-        sums += tl.where(keys > key, weights, 0)
+    logits = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+    first = tl.full((BLOCK,), 0x7FFFFFFF, dtype=tl.int32)
+    last = tl.zeros((BLOCK,), dtype=tl.int32)
+    for start in range(0, num, BLOCK):
+        mask, tokens, x = _entries(row, ids, is_list, start + tl.arange(0, BLOCK), num)
+        weights = tl.where(mask, weights_of(x, best, scale), 0)
+        keys = keys_of(x) >> SHIFT
+        is_above = mask & (keys > key)
+        counts += is_above.to(tl.int32)
+        sums += tl.where(is_above, weights, 0)
         floor_sums += tl.where(weights >= floor, weights, 0)
-    return tl.sum(counts, axis=0), tl.sum(sums, axis=0), tl.sum(floor_sums, axis=0)
+        is_tied = mask & (keys == key)
+        logits = tl.where(is_tied, x, logits)
+        first = tl.where(is_tied, tl.minimum(first, tokens), first)
+        last = tl.where(is_tied, tl.maximum(last, tokens), last)
+    count, above = tl.sum(counts, axis=0).to(tl.int64), tl.sum(sums, axis=0)
+    ends = tl.min(first, axis=0), tl.max(last, axis=0)
+    return count, above, tl.sum(floor_sums, axis=0), tl.max(logits, axis=0), ends[0], ends[1]
 
 
 @triton.jit
-def _token_of_key(row, vocab_size, key, index, BLOCK: tl.constexpr):
-    """Among the tokens of one key, by id, number `index`; the last if there are fewer."""
-    token = vocab_size - 1
-    seen = index * 0
-    for start in range(0, vocab_size, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        mask = columns < vocab_size
-        x = tl.load(row + columns, mask=mask, other=float("-inf")).to(tl.float32)
-        is_key = (mask & (_keys(x) == key)).to(tl.int64)
-        rank = seen + tl.cumsum(is_key, axis=0) - 1
-        hit = tl.max(tl.where((is_key != 0) & (rank <= index), columns, -1), axis=0)
-        token = tl.where(hit >= 0, hit, token)
-        seen += tl.sum(is_key, axis=0)
-    return token
+def _lowest_of_top_p(best, scale, p, total, vocab_size):
+    """What lies below weighs less than top-p leaves out, even if all of the vocabulary did."""
+    left_out = (1.0 - p).to(tl.float32) * (total.to(tl.float32) / WEIGHT_ONE)
+    return best + scale * tl.log(0.99 * left_out / vocab_size)
 
 
 @triton.jit
 def draw_filtered_kernel(
     logits,
+    rows,
+    seeds,
+    num_generated,
     temperature,
     top_k,
     top_p,
     min_p,
     uniform,
     peaks,
+    sums,
+    ids,
+    num_listed,
     token_ids,
     row_stride,
     vocab_size,
     num_tiles,
+    FILTERS: tl.constexpr,
+    SHIFT: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
     LANES: tl.constexpr,
-    SKIP_UNFILTERED: tl.constexpr,
+    PIVOTS: tl.constexpr,
+    SWEEP_BLOCK: tl.constexpr,
+    COLLECT_BLOCK: tl.constexpr,
 ):
     line = tl.program_id(0).to(tl.int64)
-    heat, k, p = tl.load(temperature + line), tl.load(top_k + line), tl.load(top_p + line)
+    row_index = row_of(rows, line)
+    heat = setting_of(temperature, row_index, 0.0)
     best = line_peak(peaks, line, num_tiles, TILES)
-    heat = tl.where(best == best, heat, 0.0)  # a line with NaN has no order
-    if SKIP_UNFILTERED:
-        heat = tl.where(k < vocab_size, heat, tl.where(p < 1.0, heat, 0.0))
-    if heat > 0:
+    is_mine = (heat > 0) & (tl.abs(best) < float("inf"))  # the others drew greedily
+    if FILTERS != ALL_LINES:
+        is_mine = is_mine & has_filter(top_k, top_p, row_index, vocab_size)
+    if is_mine:
+        k = setting_of(top_k, row_index, vocab_size)
+        p = setting_of(top_p, row_index, 1.0)
         row = logits + line * row_stride
+        ids += line * BLOCK
         scale = scale_of(heat)
-        high = _keys(best)
+        rate = LOG2_E / scale
+        floor = ceil_of(setting_of(min_p, row_index, 0.0) * WEIGHT_ONE)
         # what lies below weighs nothing; the second term outlasts the rounding of the first
-        low = _keys(best - NO_WEIGHT * scale - tl.abs(best) * 1e-6)
-        floor = ceil_of(tl.load(min_p + line) * WEIGHT_ONE)
-        edge = low
-        if k < vocab_size:
-            edge = _edge_key(row, vocab_size, best, scale, low, high, k, True, BLOCK, LANES)
-        count, total, floor_total = _above(row, vocab_size, best, scale, edge, floor, BLOCK)
-        total += (k - count) * weights_of(_key_value(edge), best, scale)
-        if p < 1.0:
-            need = ceil_of(p * total.to(tl.float64))
-            need = tl.maximum(tl.minimum(need, total), 1)
-            edge = _edge_key(row, vocab_size, best, scale, edge, high, need, False, BLOCK, LANES)
-            _, above, _ = _above(row, vocab_size, best, scale, edge, floor, BLOCK)
-            weight = tl.maximum(weights_of(_key_value(edge), best, scale), 1)
-            total = above + (need - above + weight - 1) // weight * weight
-        total = tl.minimum(total, floor_total)
-        target = (tl.load(uniform + line) * total.to(tl.float64)).to(tl.int64)
-        key = _edge_key(row, vocab_size, best, scale, edge, high, target + 1, False, BLOCK, LANES)
-        _, above, _ = _above(row, vocab_size, best, scale, key, floor, BLOCK)
-        weight = tl.maximum(weights_of(_key_value(key), best, scale), 1)
-        index = (target - above) // weight
-        token = _token_of_key(row, vocab_size, key, index, BLOCK)
+        lowest = best - NO_WEIGHT * scale - tl.abs(best) * 1e-6
+        tiles = tl.arange(0, TILES)
+        is_tile = tiles < tl.where(k < vocab_size, 0, num_tiles)  # lines with top-k have no sums
+        part = tl.load(sums + line * num_tiles + tiles, mask=is_tile, other=0)
+        total = tl.sum(part, axis=0)
+        floor_total = total * 0 + 0x7FFFFFFFFFFFFFFF
+        low, high = lowest, lowest
+        num, covers, is_list = vocab_size, best != best, best != best
+        base_count, base_sum, base_floor = total * 0, total * 0, total * 0
+        key, index = vocab_size * 0, total * 0
+        first_id, last_id = key, key
+        for stage in range(3):
+            is_wanted = (stage == PLACE) | ((stage == TOP_K) & (k < vocab_size))
+            if is_wanted | ((stage == TOP_P) & (p < 1.0)):
+                need = k.to(tl.int64)
+                if stage == TOP_P:
+                    need = tl.minimum(ceil_of(p * total.to(tl.float64)), total)
+                    need = tl.maximum(need, 1)
+                if stage == PLACE:
+                    total = tl.minimum(total, floor_total)
+                    u = uniform_of(uniform, seeds, num_generated, line, row_index)
+                    need = (u * total.to(tl.float64)).to(tl.int64) + 1
+                if not covers:
+                    if stage == TOP_P:
+                        first = _lowest_of_top_p(best, scale, p, total, vocab_size)
+                        lowest = tl.minimum(tl.maximum(lowest, first), best)
+                    rough = need.to(tl.float32)
+                    rough = tl.where(stage == TOP_K, rough, rough / WEIGHT_ONE)
+                    per_logit = tl.where(stage == TOP_K, 0.0, rate)
+                    low, high, is_list = narrow(
+                        row,
+                        vocab_size,
+                        best,
+                        per_logit,
+                        lowest,
+                        rough,
+                        SWEEP_BLOCK,
+                        PIVOTS,
+                        BLOCK,
+                    )
+                    num = vocab_size
+                    if is_list:
+                        num = collect(
+                            row, vocab_size, ids, num_listed + line, low, high, BLOCK, COLLECT_BLOCK
+                        )
+                        is_list = num <= BLOCK
+                    num = tl.where(is_list, num, vocab_size)
+                    high = tl.where(is_list, high, float("inf"))
+                    covers = is_list & (high > best)
+                    base_count, base_sum, base_floor = total * 0, total * 0, total * 0
+                    if high <= best:
+                        base_count, base_sum, base_floor = measure_from(
+                            row, vocab_size, best, scale, high, floor, COLLECT_BLOCK
+                        )
+                base = tl.where(stage == TOP_K, base_count, base_sum)
+                by = tl.where(stage == TOP_K, BY_COUNT, BY_WEIGHT)
+                low_key, high_key = keys_of(low) >> SHIFT, keys_of(best) >> SHIFT
+                key = _edge(
+                    row,
+                    ids,
+                    is_list,
+                    num,
+                    best,
+                    scale,
+                    by,
+                    key,
+                    low_key,
+                    high_key,
+                    need - base,
+                    SHIFT,
+                    BLOCK,
+                    LANES,
+                )
+                count, above, floor_sum, logit, first_id, last_id = _above(
+                    row, ids, is_list, num, best, scale, key, floor, SHIFT, BLOCK
+                )
+                above += base_sum
+                floor_total = base_floor + floor_sum
+                weight = weights_of(logit, best, scale)
+                if stage == TOP_K:
+                    total = above + (k - count - base_count) * weight
+                else:
+                    weight = tl.maximum(weight, 1)
+                    index = (need - 1 - above) // weight
+                    total = above + (index + 1) * weight
+                lowest = tl.maximum(lowest, logit)
+        by_id = vocab_size * 0 + BY_ID
+        token = -_edge(
+            row,
+            ids,
+            is_list,
+            num,
+            best,
+            scale,
+            by_id,
+            key,
+            -last_id,
+            -first_id,
+            index + 1,
+            SHIFT,
+            BLOCK,
+            LANES,
+        )
         tl.store(token_ids + line, token.to(tl.int64))
-    elif not SKIP_UNFILTERED:
-        tl.store(token_ids + line, 0)

@@ -9,16 +9,17 @@ of 16 rows is also FlashInfer's tensor-core decode.
 """
 
 import functools
-import logging
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from zipage_lang.kernels.build_progress import shown_build
+
 TESTED_VERSION = "0.6.11"
 HEAD_DIMS = (64, 128, 256)
 
-_LOG = logging.getLogger(__name__)
 _NON_CAUSAL, _CAUSAL = 0, 1  # flashinfer MaskMode
 _NHD = 0  # flashinfer TensorLayout
 _NO_WINDOW = -1
@@ -148,12 +149,30 @@ class PagedAttentionModule:
 _NO_EXTRAS = (None,) * 8
 
 
-@functools.cache
-def _load(dtype: torch.dtype, head_dim: int) -> Any:
-    """The compiled module; builds it, once per machine and for about a minute, when it is missing.
+def build_attention(dtype: torch.dtype, head_dim: int) -> Path:
+    """The compiled library's file; builds it, with progress shown, where it is missing.
 
+    Needs nvcc for that, but no card: FLASHINFER_CUDA_ARCH_LIST=9.0a names one.
     Raises RuntimeError when FlashInfer is missing, of a version not tested, or lacks the head size.
     """
+    spec = _spec(dtype, head_dim)
+    if not spec.is_compiled:
+        what = f"FlashInfer's attention ({dtype}, head size {head_dim})"
+        note = f"about half a minute on 16 cores, once; kept in {spec.build_dir}"
+        with shown_build(what, note, spec.build_dir, num_files=len(spec.sources) + 1):
+            spec.build(verbose=False)
+    return Path(spec.get_library_path())
+
+
+@functools.cache
+def _load(dtype: torch.dtype, head_dim: int) -> Any:
+    """The compiled module, ready to call. Raises as `build_attention` does."""
+    build_attention(dtype, head_dim)
+    return _spec(dtype, head_dim).build_and_load()
+
+
+def _spec(dtype: torch.dtype, head_dim: int) -> Any:
+    """What FlashInfer would build for this dtype and head size, and where it would lie."""
     if head_dim not in HEAD_DIMS:
         raise RuntimeError(
             f"FlashInfer has no attention for head size {head_dim}, only for {HEAD_DIMS}; "
@@ -171,12 +190,4 @@ def _load(dtype: torch.dtype, head_dim: int) -> Any:
             f"FlashInfer {flashinfer.__version__} is not supported; install {TESTED_VERSION}.*"
         )
     kinds = (dtype, dtype, dtype, torch.int32)  # queries, pool, output, indices
-    spec = gen_batch_prefill_module("fa2", *kinds, head_dim, head_dim, 0, False, False, False)
-    if not spec.is_compiled:
-        _LOG.warning(
-            "building FlashInfer's attention for %s, head size %d; about a minute, kept in %s",
-            dtype,
-            head_dim,
-            spec.build_dir,
-        )
-    return spec.build_and_load()
+    return gen_batch_prefill_module("fa2", *kinds, head_dim, head_dim, 0, False, False, False)

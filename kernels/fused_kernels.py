@@ -6,11 +6,23 @@ Knows nothing of launches; what each act means stands at its twin in `reference/
 import triton
 import triton.language as tl
 
+from zipage_lang.kernels.dependent_launch import release_successor, wait_for_predecessor
+
 
 @triton.jit
 def _normed(wide, weight, eps, SIZE: tl.constexpr, dtype: tl.constexpr):
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
     return (wide * scale).to(dtype).to(tl.float32) * weight.to(tl.float32)
+
+
+@triton.jit
+def _load_sum(pointers, mask, split_stride, SPLITS: tl.constexpr):
+    """float32 sum of SPLITS parts, in the order of the splits."""
+    total = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+    for split in tl.static_range(1, SPLITS):
+        at = pointers + split * split_stride
+        total += tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    return total
 
 
 @triton.jit
@@ -24,13 +36,16 @@ def rms_norm_kernel(
     num_inner,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    release_successor(PDL)
     row = tl.program_id(0).to(tl.int64)
     start = (row // num_inner) * outer_stride + (row % num_inner) * inner_stride
     columns = tl.arange(0, BLOCK)
     in_row = columns < SIZE
-    wide = tl.load(x + start + columns, mask=in_row, other=0.0).to(tl.float32)
     scales = tl.load(weight + columns, mask=in_row, other=0.0)
+    wait_for_predecessor(PDL)
+    wide = tl.load(x + start + columns, mask=in_row, other=0.0).to(tl.float32)
     normed = _normed(wide, scales, eps, SIZE, out.dtype.element_ty)
     tl.store(out + row * SIZE + columns, normed, mask=in_row)
 
@@ -43,17 +58,22 @@ def add_rms_norm_kernel(
     normed_out,
     total_out,
     eps,
+    split_stride,
     x_stride,
     residual_stride,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    release_successor(PDL)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     in_row = columns < SIZE
-    added = tl.load(x + token * x_stride + columns, mask=in_row, other=0.0).to(tl.float32)
-    kept = tl.load(residual + token * residual_stride + columns, mask=in_row, other=0.0)
     scales = tl.load(weight + columns, mask=in_row, other=0.0)
+    wait_for_predecessor(PDL)
+    kept = tl.load(residual + token * residual_stride + columns, mask=in_row, other=0.0)
+    added = _load_sum(x + token * x_stride + columns, in_row, split_stride, SPLITS)
     total = (added + kept.to(tl.float32)).to(total_out.dtype.element_ty)
     tl.store(total_out + token * SIZE + columns, total, mask=in_row)
     normed = _normed(total.to(tl.float32), scales, eps, SIZE, normed_out.dtype.element_ty)
@@ -61,13 +81,23 @@ def add_rms_norm_kernel(
 
 
 @triton.jit
-def _load_halves(start, heads, head_stride, is_head, HEAD_DIM: tl.constexpr, HALF: tl.constexpr):
+def _load_halves(
+    start,
+    heads,
+    head_stride,
+    is_head,
+    split_stride,
+    dtype: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+):
     columns = tl.arange(0, HALF)
     mask = is_head[:, None] & (columns < HEAD_DIM // 2)[None, :]
     at = start + heads[:, None] * head_stride + columns[None, :]
-    low = tl.load(at, mask=mask, other=0.0)
-    high = tl.load(at + HEAD_DIM // 2, mask=mask, other=0.0)
-    return low, high
+    low = _load_sum(at, mask, split_stride, SPLITS)
+    high = _load_sum(at + HEAD_DIM // 2, mask, split_stride, SPLITS)
+    return low.to(dtype), high.to(dtype)
 
 
 @triton.jit
@@ -116,12 +146,16 @@ def rope_kernel(
     HEAD_DIM: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    release_successor(PDL)
+    wait_for_predecessor(PDL)
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     is_head = heads < NUM_HEADS
     start = x + token * token_stride
-    low, high = _load_halves(start, heads, head_stride, is_head, HEAD_DIM, HALF)
+    dtype = out.dtype.element_ty
+    low, high = _load_halves(start, heads, head_stride, is_head, 0, dtype, 1, HEAD_DIM, HALF)
     low, high = _rotate(low, high, cos, sin, token, HEAD_DIM, HALF)
     start = out + token * NUM_HEADS * HEAD_DIM
     _store_halves(start, heads, is_head, low, high, HEAD_DIM, HALF)
@@ -138,6 +172,7 @@ def qk_norm_rope_store_kernel(
     q_out,
     pool,
     slots,
+    split_stride,
     qkv_stride,
     BLOCK_SIZE: tl.constexpr,
     NUM_Q_HEADS: tl.constexpr,
@@ -146,14 +181,21 @@ def qk_norm_rope_store_kernel(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    release_successor(PDL)
+    wait_for_predecessor(PDL)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     row = qkv + token * qkv_stride
+    dtype = pool.dtype.element_ty
     if group < tl.cdiv(NUM_Q_HEADS, HEADS):
         heads = group * HEADS + tl.arange(0, HEADS)
         is_head = heads < NUM_Q_HEADS
-        low, high = _load_halves(row, heads, HEAD_DIM, is_head, HEAD_DIM, HALF)
+        low, high = _load_halves(
+            row, heads, HEAD_DIM, is_head, split_stride, dtype, SPLITS, HEAD_DIM, HALF
+        )
         if HAS_NORM:
             low, high = _norm_halves(low, high, q_weight, eps, HEAD_DIM, HALF)
         q_low, q_high = _rotate(low, high, cos, sin, token, HEAD_DIM, HALF)
@@ -164,9 +206,13 @@ def qk_norm_rope_store_kernel(
         heads = (group - tl.cdiv(NUM_Q_HEADS, HEADS)) * HEADS + tl.arange(0, HEADS)
         is_head = heads < tl.where(slot >= 0, NUM_KV_HEADS, 0)
         keys = row + NUM_Q_HEADS * HEAD_DIM
-        low, high = _load_halves(keys, heads, HEAD_DIM, is_head, HEAD_DIM, HALF)
+        low, high = _load_halves(
+            keys, heads, HEAD_DIM, is_head, split_stride, dtype, SPLITS, HEAD_DIM, HALF
+        )
         values = keys + NUM_KV_HEADS * HEAD_DIM
-        v_low, v_high = _load_halves(values, heads, HEAD_DIM, is_head, HEAD_DIM, HALF)
+        v_low, v_high = _load_halves(
+            values, heads, HEAD_DIM, is_head, split_stride, dtype, SPLITS, HEAD_DIM, HALF
+        )
         if HAS_NORM:
             low, high = _norm_halves(low, high, k_weight, eps, HEAD_DIM, HALF)
         k_low, k_high = _rotate(low, high, cos, sin, token, HEAD_DIM, HALF)
@@ -179,11 +225,21 @@ def qk_norm_rope_store_kernel(
 
 
 @triton.jit
-def silu_mul_kernel(gate_up, out, row_stride, size, BLOCK: tl.constexpr):
+def silu_mul_kernel(
+    gate_up, out, row_stride, size, GROUP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """GROUP: columns of gate that stand before as many of up; 0 where all of them do."""
+    release_successor(PDL)
+    wait_for_predecessor(PDL)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     in_row = columns < size
-    row = gate_up + token * row_stride + columns
-    gate = tl.load(row, mask=in_row, other=0.0).to(tl.float32)
-    up = tl.load(row + size, mask=in_row, other=0.0).to(tl.float32)
+    row = gate_up + token * row_stride
+    if GROUP == 0:
+        gates, ups = row + columns, row + size + columns
+    else:
+        gates = row + (columns // GROUP) * (2 * GROUP) + columns % GROUP
+        ups = gates + GROUP
+    gate = tl.load(gates, mask=in_row, other=0.0).to(tl.float32)
+    up = tl.load(ups, mask=in_row, other=0.0).to(tl.float32)
     tl.store(out + token * size + columns, gate * tl.sigmoid(gate) * up, mask=in_row)

@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from zipage_lang.kernels.dependent_launch import launch_options
 from zipage_lang.kernels.fused_kernels import (
     add_rms_norm_kernel,
     qk_norm_rope_store_kernel,
@@ -52,6 +53,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
             SIZE=size,
             BLOCK=triton.next_power_of_2(size),
             num_warps=_num_warps(size),
+            **launch_options(x.device),
         )
     return out
 
@@ -69,26 +71,46 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         normed: [num_tokens, size].
         residual: [num_tokens, size], x + residual.
     """
-    num_tokens, size = x.shape
-    assert residual.shape == x.shape, (residual.shape, x.shape)
-    assert residual.dtype == x.dtype, (residual.shape, x.shape)
-    assert x.stride(1) == residual.stride(1) == 1, (x.stride(), residual.stride())
-    _check_weight(weight, size, x.dtype)
-    normed = torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
+    assert residual.dtype == x.dtype, (residual.dtype, x.dtype)
+    return add_rms_norm_partials(x[None], residual, weight, eps)
+
+
+def add_rms_norm_partials(
+    partials: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """`add_rms_norm` of an x that is still the sum of its splits, added up in float32 as read.
+
+    Args:
+        partials: [num_splits, num_tokens, size], last axis contiguous, any dtype.
+        residual: [num_tokens, size], last axis contiguous.
+        weight: [size], contiguous, dtype of residual.
+
+    Returns:
+        As `add_rms_norm`, in the dtype of residual.
+    """
+    num_splits, num_tokens, size = partials.shape
+    assert residual.shape == (num_tokens, size), (residual.shape, partials.shape)
+    assert partials.stride(2) == 1, (partials.stride(), residual.stride())
+    assert residual.stride(1) == 1, (partials.stride(), residual.stride())
+    _check_weight(weight, size, residual.dtype)
+    normed = torch.empty((num_tokens, size), dtype=residual.dtype, device=residual.device)
     total = torch.empty_like(normed)
     if num_tokens:
         add_rms_norm_kernel[(num_tokens,)](
-            x,
+            partials,
             residual,
             weight,
             normed,
             total,
             eps,
-            x.stride(0),
+            partials.stride(0),
+            partials.stride(1),
             residual.stride(0),
             SIZE=size,
             BLOCK=triton.next_power_of_2(size),
+            SPLITS=num_splits,
             num_warps=_num_warps(size),
+            **launch_options(residual.device),
         )
     return normed, total
 
@@ -119,15 +141,20 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     Returns:
         [num_tokens, size].
     """
-    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
-    assert gate_up.shape[1] == 2 * size, (gate_up.shape,)
-    assert gate_up.stride(1) == 1, (gate_up.shape,)
-    out = torch.empty((num_tokens, size), dtype=gate_up.dtype, device=gate_up.device)
-    if out.numel():
-        silu_mul_kernel[(num_tokens, triton.cdiv(size, SILU_BLOCK))](
-            gate_up, out, gate_up.stride(0), size, BLOCK=SILU_BLOCK, num_warps=4
-        )
-    return out
+    return _silu_mul(gate_up, group=0)
+
+
+def silu_mul_interleaved(gate_up: Tensor, group: int) -> Tensor:
+    """`silu_mul` where `group` columns of gate stand before their `group` columns of up, in turn.
+
+    Args:
+        gate_up: [num_tokens, 2 * size], last axis contiguous; group divides size.
+
+    Returns:
+        [num_tokens, size].
+    """
+    assert gate_up.shape[1] % (2 * group) == 0, (gate_up.shape, group)
+    return _silu_mul(gate_up, group)
 
 
 def qk_norm_rope_store(
@@ -156,12 +183,38 @@ def qk_norm_rope_store(
     Returns:
         q: [num_tokens, num_q_heads, head_dim], normed and rotated, contiguous.
     """
-    num_tokens, (num_kv_heads, head_dim) = len(qkv), layer_kv.shape[3:]
-    num_q_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
-    assert qkv.shape[1] == (num_q_heads + 2 * num_kv_heads) * head_dim, (qkv.shape, layer_kv.shape)
-    assert num_q_heads > 0, (num_q_heads, qkv.stride())
-    assert qkv.stride(1) == 1, (num_q_heads, qkv.stride())
     assert qkv.dtype == layer_kv.dtype, (qkv.dtype, layer_kv.dtype)
+    return qk_norm_rope_store_partials(
+        qkv[None], q_norm_weight, k_norm_weight, eps, cos, sin, layer_kv, slots
+    )
+
+
+def qk_norm_rope_store_partials(
+    partials: Tensor,
+    q_norm_weight: Tensor | None,
+    k_norm_weight: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    layer_kv: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """`qk_norm_rope_store` of a projection that is still the sum of its splits.
+
+    The sum is taken in float32 as it is read, then rounded to the dtype of layer_kv.
+
+    Args:
+        partials: [num_splits, num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim], last axis
+            contiguous, any dtype.
+
+    Returns:
+        q: [num_tokens, num_q_heads, head_dim], dtype of layer_kv.
+    """
+    (num_splits, num_tokens, size), (num_kv_heads, head_dim) = partials.shape, layer_kv.shape[3:]
+    num_q_heads, dtype = size // head_dim - 2 * num_kv_heads, layer_kv.dtype
+    assert size == (num_q_heads + 2 * num_kv_heads) * head_dim, (partials.shape, layer_kv.shape)
+    assert num_q_heads > 0, (num_q_heads, partials.stride())
+    assert partials.stride(2) == 1, (num_q_heads, partials.stride())
     assert layer_kv.shape[1] == 2, (layer_kv.shape, layer_kv.stride())
     assert layer_kv.is_contiguous(), (layer_kv.shape, layer_kv.stride())
     assert slots.shape == (num_tokens,), (slots.shape, slots.dtype)
@@ -170,15 +223,15 @@ def qk_norm_rope_store(
     assert (q_norm_weight is None) == (k_norm_weight is None), "norm both q and k, or neither"
     for weight in (q_norm_weight, k_norm_weight):
         if weight is not None:
-            _check_weight(weight, head_dim, qkv.dtype)
+            _check_weight(weight, head_dim, dtype)
     _check_angles(cos, sin, num_tokens, head_dim)
-    q = torch.empty((num_tokens, num_q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    q = torch.empty((num_tokens, num_q_heads, head_dim), dtype=dtype, device=partials.device)
     if num_tokens == 0:
         return q
     tile = min(HEADS_PER_PROGRAM, triton.next_power_of_2(num_q_heads))
     num_groups = triton.cdiv(num_q_heads, tile) + triton.cdiv(num_kv_heads, tile)
     qk_norm_rope_store_kernel[(num_tokens, num_groups)](
-        qkv,
+        partials,
         q_norm_weight,
         k_norm_weight,
         eps,
@@ -187,7 +240,8 @@ def qk_norm_rope_store(
         q,
         layer_kv,
         slots,
-        qkv.stride(0),
+        partials.stride(0),
+        partials.stride(1),
         BLOCK_SIZE=layer_kv.shape[2],
         NUM_Q_HEADS=num_q_heads,
         NUM_KV_HEADS=num_kv_heads,
@@ -195,9 +249,30 @@ def qk_norm_rope_store(
         HEADS=tile,
         HALF=triton.next_power_of_2(head_dim // 2),
         HAS_NORM=q_norm_weight is not None,
+        SPLITS=num_splits,
         num_warps=4,
+        **launch_options(partials.device),
     )
     return q
+
+
+def _silu_mul(gate_up: Tensor, group: int) -> Tensor:
+    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    assert gate_up.shape[1] == 2 * size, (gate_up.shape,)
+    assert gate_up.stride(1) == 1, (gate_up.shape,)
+    out = torch.empty((num_tokens, size), dtype=gate_up.dtype, device=gate_up.device)
+    if out.numel():
+        silu_mul_kernel[(num_tokens, triton.cdiv(size, SILU_BLOCK))](
+            gate_up,
+            out,
+            gate_up.stride(0),
+            size,
+            GROUP=group,
+            BLOCK=SILU_BLOCK,
+            num_warps=4,
+            **launch_options(gate_up.device),
+        )
+    return out
 
 
 def _rope_one(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -219,6 +294,7 @@ def _rope_one(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             HEADS=tile,
             HALF=triton.next_power_of_2(head_dim // 2),
             num_warps=4,
+            **launch_options(x.device),
         )
     return out
 

@@ -10,6 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from zipage_lang.kernels.dependent_launch import (
+    launch_options,
+    release_successor,
+    wait_for_predecessor,
+)
 from zipage_lang.kernels.reference import kv_store as reference
 
 TILE_ELEMENTS = 16384  # of copy_blocks: 64 elements a thread at 8 warps
@@ -104,6 +109,7 @@ def store_queries(
         BLOCK_HEADS=triton.next_power_of_2(num_q_heads),
         BLOCK=triton.next_power_of_2(row_size),
         num_warps=_num_warps(row_size),
+        **launch_options(q.device),
     )
 
 
@@ -207,7 +213,10 @@ def _store_queries_kernel(
     ROW: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    release_successor(PDL)
+    wait_for_predecessor(PDL)
     write = tl.program_id(0)
     slot = tl.load(ring_slots + write)
     if slot >= 0:

@@ -12,37 +12,44 @@ from typing import NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from zipage_lang.kernels.backend import RowSettings
 from zipage_lang.kernels.filter_kernels import draw_filtered_kernel
-from zipage_lang.kernels.reference import sampling as reference
+from zipage_lang.kernels.logprob_kernels import line_scores_kernel, tile_scores_kernel
 from zipage_lang.kernels.sampling_kernels import (
-    line_scores_kernel,
-    line_settings_kernel,
+    ALL_LINES,
+    NO_LINES,
+    SOME_LINES,
     penalize_kernel,
     pick_kernel,
     random_uniform_kernel,
     tile_peaks_kernel,
-    tile_scores_kernel,
     tile_sums_kernel,
 )
 
 TILE = 4096  # 38 tiles of a 151,936 vocabulary: one line alone still fills 38 multiprocessors
 TILE_WARPS = 8
-SEARCH_TILE, SEARCH_LANES = 4096, 4  # as many sums of 8 bytes over 512 threads: 64 registers each
+GROUP = 128  # tokens whose highest logit stands for them until one of them is taken
+SEARCH_BLOCK, SEARCH_LANES, SEARCH_PIVOTS = 2048, 8, 8
+SWEEP_BLOCK, COLLECT_BLOCK = 4096, 8192  # a sweep's sums: 64 registers in each of 512 threads
 SEARCH_WARPS = 16
 LINES_PER_PROGRAM = 64
+KEY_SHIFTS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}  # low bits that are alike
 
 
-class _LineSettings(NamedTuple):
-    """The settings of the lines of one draw, types as in `RowSettings`. All [num_lines]."""
+class _Lines(NamedTuple):
+    """Where the lines of one draw find their settings: by row, or by line where `rows` is None."""
 
+    rows: Tensor | None  # int64 [num_lines]
+    seeds: Tensor | None  # this and all below: types as in `RowSettings`, None is neutral
+    num_generated: Tensor | None
     temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
+    top_k: Tensor | None
+    top_p: Tensor | None
     min_p: Tensor
-    uniform: Tensor  # float64 in [0, 1)
+    uniform: Tensor | None  # float64 [num_lines] in [0, 1); None: made of seed and num_generated
 
 
 def random_uniform(seeds: Tensor, positions: Tensor) -> Tensor:
@@ -126,11 +133,8 @@ def draw_tokens(logits: Tensor, temperature: Tensor, min_p: Tensor, uniform: Ten
     num_lines, _ = _check_logits(logits)
     temperature, min_p = temperature.double(), min_p.double()
     _check_settings(num_lines, torch.float64, temperature, min_p, uniform)
-    token_ids = torch.empty(num_lines, dtype=torch.int64, device=logits.device)
-    if num_lines:
-        peaks, peak_ids = _tile_peaks(logits)
-        _draw_plain(logits, temperature, min_p, uniform, peaks, peak_ids, token_ids)
-    return token_ids
+    lines = _Lines(None, None, None, temperature, None, None, min_p, uniform)
+    return _draw(logits, lines, NO_LINES)[0]
 
 
 def draw_filtered_tokens(
@@ -146,8 +150,10 @@ def draw_filtered_tokens(
 
     What filters keep is a prefix of the tokens from the likeliest on, so the sum of its weights
     tells it all, and the draw is a place in that order. Each of top-k's edge, top-p's edge and the
-    drawn place is searched by division of the range of logits: up to 16 passes over a line, from L2
-    where it fits. One program a line.
+    drawn place is searched. Mostly one or two passes over a line leave a list of up to
+    SEARCH_BLOCK tokens that all searches share; where more pass the filters, each search reads the
+    line three to five times. Only lines with more equal logits than a list holds are slow: tens
+    of passes. One program a line.
 
     Args:
         logits, temperature, min_p, uniform: as `draw_tokens`.
@@ -161,12 +167,8 @@ def draw_filtered_tokens(
     temperature, top_p, min_p = temperature.double(), top_p.double(), min_p.double()
     _check_settings(num_lines, torch.float64, temperature, top_p, min_p, uniform)
     _check_settings(num_lines, torch.int64, top_k)
-    token_ids = torch.empty(num_lines, dtype=torch.int64, device=logits.device)
-    if num_lines:
-        peaks, _ = _tile_peaks(logits)
-        line = _LineSettings(temperature, top_k, top_p, min_p, uniform)
-        _draw_filtered(logits, line, peaks, token_ids, skip_unfiltered=False)
-    return token_ids
+    lines = _Lines(None, None, None, temperature, top_k, top_p, min_p, uniform)
+    return _draw(logits, lines, ALL_LINES)[0]
 
 
 def draw_rows(
@@ -174,8 +176,8 @@ def draw_rows(
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per line with the settings of its row, greedy, plain and filtered alike.
 
-    Four launches, five where some row filters; the random numbers are made in the first. Reads the
-    logits twice, filtered lines once more per pass of their searches.
+    Three launches, four where some row filters. Reads the logits twice, filtered lines once more
+    per pass of their searches (see `draw_filtered_tokens`), greedy ones once.
 
     Args:
         logits: float32, bfloat16 or float16 [num_lines, vocab_size].
@@ -186,26 +188,14 @@ def draw_rows(
         token_ids: int64 [num_lines].
         best: float32 [num_lines], the largest logit; NaN where the line holds one.
     """
-    num_lines, vocab_size = _check_logits(logits)
+    num_lines, _ = _check_logits(logits)
     _check_settings(num_lines, torch.int64, rows)
-    line = _line_settings(rows, settings, vocab_size)
-    token_ids = torch.empty(num_lines, dtype=torch.int64, device=logits.device)
-    best = torch.empty(num_lines, dtype=torch.float32, device=logits.device)
-    if num_lines:
-        peaks, peak_ids = _tile_peaks(logits)
-        _draw_plain(
-            logits,
-            line.temperature,
-            line.min_p,
-            line.uniform,
-            peaks,
-            peak_ids,
-            token_ids,
-            best,
-        )
-        if max_top_k:
-            _draw_filtered(logits, line, peaks, token_ids, skip_unfiltered=True)
-    return token_ids, best
+    num_rows = len(settings.seeds)
+    integers = (settings.seeds, settings.num_generated, settings.top_k)
+    _check_settings(num_rows, torch.int64, *integers)
+    reals = (settings.temperature, settings.top_p, settings.min_p)
+    _check_settings(num_rows, torch.float64, *reals)
+    return _draw(logits, _Lines(rows, *settings, None), SOME_LINES if max_top_k else NO_LINES)
 
 
 def score_tokens(
@@ -213,10 +203,11 @@ def score_tokens(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Log-probabilities (natural log) of one token per line and of the likeliest ones.
 
-    Two launches that read the logits once, and where num_top > 0 torch's top-k on 64-bit keys.
+    Two launches that read the logits once. The likeliest are taken one by one, by the highest
+    logit of each group of GROUP tokens: meant for tens of them.
 
     Args:
-        logits: float32 [num_lines, vocab_size].
+        logits: float32, bfloat16 or float16 [num_lines, vocab_size].
         token_ids: int64 [num_lines].
         num_top: how many of the likeliest to report.
     Returns:
@@ -227,127 +218,118 @@ def score_tokens(
     """
     num_lines, vocab_size = _check_logits(logits)
     _check_settings(num_lines, torch.int64, token_ids)
-    device, num_tiles = logits.device, triton.cdiv(vocab_size, TILE)
+    device, num_tiles, num_top = (
+        logits.device,
+        triton.cdiv(vocab_size, TILE),
+        min(num_top, vocab_size),
+    )
     peaks = torch.empty((num_lines, num_tiles), dtype=torch.float32, device=device)
     sums, ahead = torch.empty_like(peaks), torch.empty_like(peaks, dtype=torch.int32)
-    log_sums = torch.empty(num_lines, dtype=torch.float32, device=device)
-    logprobs, ranks = torch.empty_like(log_sums), torch.empty_like(token_ids)
+    num_groups = num_tiles * (TILE // GROUP)
+    group_keys = torch.empty((num_lines, num_groups), dtype=torch.int32, device=device)
+    logprobs = torch.empty(num_lines, dtype=torch.float32, device=device)
+    ranks = torch.empty_like(token_ids)
+    top_ids = torch.empty((num_lines, num_top), dtype=torch.int64, device=device)
+    top_logprobs = torch.empty_like(top_ids, dtype=torch.float32)
     if num_lines:
         shape = (logits.stride(0), vocab_size)
         tile_scores_kernel[(num_lines, num_tiles)](
-            logits, token_ids, peaks, sums, ahead, *shape, BLOCK=TILE, num_warps=TILE_WARPS
+            logits,
+            token_ids,
+            peaks,
+            sums,
+            ahead,
+            group_keys,
+            *shape,
+            BLOCK=TILE,
+            GROUP=GROUP,
+            HAS_TOP=num_top > 0,
+            num_warps=TILE_WARPS,
         )
-        tiles = triton.next_power_of_2(num_tiles)
-        scores = (peaks, sums, ahead, log_sums, logprobs, ranks)
         line_scores_kernel[(num_lines,)](
-            logits, token_ids, *scores, shape[0], num_tiles, TILES=tiles, num_warps=1
+            logits,
+            token_ids,
+            peaks,
+            sums,
+            ahead,
+            group_keys,
+            logprobs,
+            ranks,
+            top_ids,
+            top_logprobs,
+            *shape,
+            num_tiles,
+            num_groups,
+            num_top,
+            TILES=triton.next_power_of_2(num_tiles),
+            GROUPS=triton.next_power_of_2(num_groups),
+            GROUP=GROUP,
+            HAS_TOP=num_top > 0,
+            num_warps=4,
         )
-    if num_top == 0:
-        none = logprobs.new_empty((num_lines, 0))
-        return logprobs, ranks, none.to(torch.int64), none
-    top_ids = reference.likeliest_tokens(logits, num_top)
-    top_logprobs = logits.gather(1, top_ids) - log_sums[:, None]  # [num_lines, num_top]
-    return logprobs, ranks, top_ids, top_logprobs.clamp_(min=torch.finfo(torch.float32).min)
+    return logprobs, ranks, top_ids, top_logprobs
 
 
-def _line_settings(rows: Tensor, settings: RowSettings, vocab_size: int) -> _LineSettings:
-    num_lines, device = len(rows), rows.device
-    _check_settings(len(settings.seeds), torch.int64, settings.seeds, settings.num_generated)
-    _check_settings(len(settings.seeds), torch.int64, settings.top_k)
-    reals = (settings.temperature, settings.top_p, settings.min_p)
-    _check_settings(len(settings.seeds), torch.float64, *reals)
-    temperature, top_p, min_p, uniform = (
-        torch.empty(num_lines, dtype=torch.float64, device=device) for _ in range(4)
-    )
-    line = _LineSettings(temperature, torch.empty_like(rows), top_p, min_p, uniform)
-    if num_lines:
-        line_settings_kernel[(triton.cdiv(num_lines, LINES_PER_PROGRAM),)](
-            rows, *settings, *line, num_lines, vocab_size, BLOCK=LINES_PER_PROGRAM, num_warps=2
-        )
-    return line
-
-
-def _tile_peaks(logits: Tensor) -> tuple[Tensor, Tensor]:
-    num_lines, vocab_size = logits.shape
+def _draw(logits: Tensor, lines: _Lines, filters: tl.constexpr) -> tuple[Tensor, Tensor]:
+    """token_ids: int64 [num_lines] and best: float32 [num_lines], as `draw_rows`."""
+    (num_lines, vocab_size), device = logits.shape, logits.device
     num_tiles = triton.cdiv(vocab_size, TILE)
-    peaks = torch.empty((num_lines, num_tiles), dtype=torch.float32, device=logits.device)
+    token_ids = torch.empty(num_lines, dtype=torch.int64, device=device)
+    best = torch.empty(num_lines, dtype=torch.float32, device=device)
+    if num_lines == 0:
+        return token_ids, best
+    peaks = torch.empty((num_lines, num_tiles), dtype=torch.float32, device=device)
     peak_ids = torch.empty_like(peaks, dtype=torch.int32)
-    tile_peaks_kernel[(num_lines, num_tiles)](
-        logits,
-        peaks,
-        peak_ids,
-        logits.stride(0),
-        vocab_size,
-        BLOCK=TILE,
-        num_warps=TILE_WARPS,
-    )
-    return peaks, peak_ids
-
-
-def _draw_plain(
-    logits: Tensor,
-    temperature: Tensor,
-    min_p: Tensor,
-    uniform: Tensor,
-    peaks: Tensor,
-    peak_ids: Tensor,
-    token_ids: Tensor,
-    best: Tensor | None = None,
-) -> None:
-    (num_lines, vocab_size), num_tiles = logits.shape, peaks.shape[1]
-    sums = torch.empty((num_lines, num_tiles), dtype=torch.int64, device=logits.device)
-    shape = (logits.stride(0), vocab_size, num_tiles)
-    tiles = triton.next_power_of_2(num_tiles)
-    tile_sums_kernel[(num_lines, num_tiles)](
-        logits,
-        temperature,
-        min_p,
-        peaks,
-        sums,
-        *shape,
-        TILES=tiles,
-        BLOCK=TILE,
-        num_warps=TILE_WARPS,
-    )
+    sums = torch.empty_like(peaks, dtype=torch.int64)
+    grid, shape = (num_lines, num_tiles), (logits.stride(0), vocab_size, num_tiles)
+    sizes = {
+        "FILTERS": filters.value,
+        "TILES": triton.next_power_of_2(num_tiles),
+        "BLOCK": TILE,
+        "num_warps": TILE_WARPS,
+    }
+    tile_peaks_kernel[grid](logits, peaks, peak_ids, *shape[:2], BLOCK=TILE, num_warps=TILE_WARPS)
+    choices = (lines.temperature, lines.top_k, lines.top_p, lines.min_p)
+    tile_sums_kernel[grid](logits, lines.rows, *choices, peaks, sums, *shape, **sizes)
     pick_kernel[(num_lines,)](
-        logits,
-        temperature,
-        min_p,
-        uniform,
-        peaks,
-        peak_ids,
-        sums,
-        token_ids,
-        best,
-        *shape,
-        TILES=tiles,
-        BLOCK=TILE,
-        HAS_BEST=best is not None,
-        num_warps=TILE_WARPS,
+        logits, *lines, peaks, peak_ids, sums, token_ids, best, *shape, **sizes
     )
+    if filters.value != NO_LINES.value:
+        _draw_filtered(logits, lines, filters, peaks, sums, token_ids)
+    return token_ids, best
 
 
 def _draw_filtered(
     logits: Tensor,
-    line: _LineSettings,
+    lines: _Lines,
+    filters: tl.constexpr,
     peaks: Tensor,
+    sums: Tensor,
     token_ids: Tensor,
-    *,
-    skip_unfiltered: bool,
 ) -> None:
-    num_lines, vocab_size = logits.shape
+    """Draws for the lines that filter, over what stands in `token_ids` for them."""
+    (num_lines, vocab_size), num_tiles = logits.shape, peaks.shape[1]
+    ids = torch.empty((num_lines, SEARCH_BLOCK), dtype=torch.int32, device=logits.device)
+    num_listed = torch.empty(num_lines, dtype=torch.int32, device=logits.device)
     draw_filtered_kernel[(num_lines,)](
         logits,
-        *line,
+        *lines,
         peaks,
+        sums,
+        ids,
+        num_listed,
         token_ids,
         logits.stride(0),
         vocab_size,
-        peaks.shape[1],
-        TILES=triton.next_power_of_2(peaks.shape[1]),
-        BLOCK=SEARCH_TILE,
+        num_tiles,
+        FILTERS=filters.value,
+        SHIFT=KEY_SHIFTS[logits.dtype],
+        TILES=triton.next_power_of_2(num_tiles),
+        BLOCK=SEARCH_BLOCK,
         LANES=SEARCH_LANES,
-        SKIP_UNFILTERED=skip_unfiltered,
+        PIVOTS=SEARCH_PIVOTS,
+        SWEEP_BLOCK=SWEEP_BLOCK,
+        COLLECT_BLOCK=COLLECT_BLOCK,
         num_warps=SEARCH_WARPS,
     )
 

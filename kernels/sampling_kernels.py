@@ -1,9 +1,8 @@
-"""Device code of `sampling.py`: random stream, penalties, draws in vocabulary order, scores.
+"""Device code of `sampling.py`: random stream, penalties, draws in vocabulary order.
 
 Knows nothing of launches; what each act means stands at its twin in `reference/sampling.py`.
 """
 
-import torch
 import triton
 import triton.language as tl
 
@@ -11,8 +10,8 @@ from zipage_lang.kernels.reference import sampling as reference
 
 WEIGHT_ONE = tl.constexpr(reference.WEIGHT_ONE)
 MIN_TEMPERATURE = tl.constexpr(reference.MIN_TEMPERATURE)
-LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+NO_LINES, SOME_LINES, ALL_LINES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 MIX_2 = tl.constexpr(0x94D049BB133111EB)
 
@@ -41,38 +40,35 @@ def random_uniform_kernel(seeds, positions, out, num_lines, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def line_settings_kernel(
-    rows,
-    seeds,
-    num_generated,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
-    temperature_out,
-    top_k_out,
-    top_p_out,
-    min_p_out,
-    uniform_out,
-    num_lines,
-    vocab_size,
-    BLOCK: tl.constexpr,
-):
-    lines = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = lines < num_lines
-    row = tl.load(rows + lines, mask=mask, other=-1)
-    has_row = row >= 0  # the others draw greedily, with no filter
-    heat = tl.load(temperature + row, mask=has_row, other=0.0)
-    tl.store(temperature_out + lines, heat, mask=mask)
-    k = tl.load(top_k + row, mask=has_row, other=0)
-    tl.store(top_k_out + lines, tl.where(has_row, k, vocab_size), mask=mask)
-    p = tl.load(top_p + row, mask=has_row, other=1.0)
-    tl.store(top_p_out + lines, p, mask=mask)
-    floor = tl.load(min_p + row, mask=has_row, other=0.0)
-    tl.store(min_p_out + lines, floor, mask=mask)
-    seed = tl.load(seeds + row, mask=has_row, other=0)
-    position = tl.load(num_generated + row, mask=has_row, other=0)
-    tl.store(uniform_out + lines, _uniform(seed, position), mask=mask)
+def row_of(rows, line):
+    """The row whose settings a line has: its own number where no rows are given."""
+    if rows is None:
+        return line
+    else:
+        return tl.load(rows + line)
+
+
+@triton.jit
+def setting_of(settings, row, neutral):
+    """A row's setting; `neutral` for padding, and where no line has the setting."""
+    if settings is None:
+        return neutral
+    else:
+        return tl.load(settings + row, mask=row >= 0, other=neutral)
+
+
+@triton.jit
+def has_filter(top_k, top_p, row, vocab_size):
+    is_cut = setting_of(top_k, row, vocab_size) < vocab_size
+    return is_cut | (setting_of(top_p, row, 1.0) < 1.0)
+
+
+@triton.jit
+def uniform_of(uniform, seeds, num_generated, line, row):
+    if uniform is None:
+        return _uniform(setting_of(seeds, row, 0), setting_of(num_generated, row, 0))
+    else:
+        return tl.load(uniform + line)
 
 
 @triton.jit
@@ -160,24 +156,34 @@ def line_peak(peaks, line, num_tiles, TILES: tl.constexpr):
 @triton.jit
 def tile_sums_kernel(
     logits,
+    rows,
     temperature,
+    top_k,
+    top_p,
     min_p,
     peaks,
     sums,
     row_stride,
     vocab_size,
     num_tiles,
+    FILTERS: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Sums of weights where a draw needs them: after top-k it does not; before top-p all count."""
     line, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    heat = tl.load(temperature + line)
+    row = row_of(rows, line)
+    heat = setting_of(temperature, row, 0.0)
+    least = setting_of(min_p, row, 0.0)
+    if FILTERS != NO_LINES:
+        heat = tl.where(setting_of(top_k, row, vocab_size) < vocab_size, 0.0, heat)
+        least = tl.where(setting_of(top_p, row, 1.0) < 1.0, 0.0, least)
     if heat > 0:
         best = line_peak(peaks, line, num_tiles, TILES)
-        floor = ceil_of(tl.load(min_p + line) * WEIGHT_ONE)
+        floor = ceil_of(least * WEIGHT_ONE)
         columns = tile * BLOCK + tl.arange(0, BLOCK)
-        row = logits + line * row_stride
-        weights = _tile_weights(row, columns, vocab_size, best, scale_of(heat), floor)
+        line_logits = logits + line * row_stride
+        weights = _tile_weights(line_logits, columns, vocab_size, best, scale_of(heat), floor)
         tl.store(sums + line * num_tiles + tile, tl.sum(weights, axis=0))
 
 
@@ -194,7 +200,12 @@ def _place(weights, target, COUNT: tl.constexpr):
 @triton.jit
 def pick_kernel(
     logits,
+    rows,
+    seeds,
+    num_generated,
     temperature,
+    top_k,
+    top_p,
     min_p,
     uniform,
     peaks,
@@ -205,26 +216,32 @@ def pick_kernel(
     row_stride,
     vocab_size,
     num_tiles,
+    FILTERS: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
-    HAS_BEST: tl.constexpr,
 ):
+    """A plain line's draw from its sums; the likeliest token of greedy and filtered lines."""
     line = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, TILES)
     at, is_tile = line * num_tiles + tiles, tiles < num_tiles
     best = line_peak(peaks, line, num_tiles, TILES)
-    if HAS_BEST:
-        tl.store(best_out + line, best)
-    heat = tl.load(temperature + line)
+    tl.store(best_out + line, best)
+    row = row_of(rows, line)
+    heat = setting_of(temperature, row, 0.0)
+    if FILTERS == ALL_LINES:
+        heat = heat * 0
+    if FILTERS == SOME_LINES:
+        heat = tl.where(has_filter(top_k, top_p, row, vocab_size), 0.0, heat)
     if heat > 0:
         part = tl.load(sums + at, mask=is_tile, other=0)
         total = tl.sum(part, axis=0)
-        target = (tl.load(uniform + line) * total.to(tl.float64)).to(tl.int64)
+        u = uniform_of(uniform, seeds, num_generated, line, row)
+        target = (u * total.to(tl.float64)).to(tl.int64)
         tile, before = _place(part, target, TILES)
-        floor = ceil_of(tl.load(min_p + line) * WEIGHT_ONE)
+        floor = ceil_of(setting_of(min_p, row, 0.0) * WEIGHT_ONE)
         columns = tile * BLOCK + tl.arange(0, BLOCK)
-        row = logits + line * row_stride
-        weights = _tile_weights(row, columns, vocab_size, best, scale_of(heat), floor)
+        line_logits = logits + line * row_stride
+        weights = _tile_weights(line_logits, columns, vocab_size, best, scale_of(heat), floor)
         index, _ = _place(weights, target - before, BLOCK)
         tl.store(token_ids + line, (tile * BLOCK + index).to(tl.int64))
     else:
@@ -233,52 +250,3 @@ def pick_kernel(
         is_best = (tile_peaks == best) | (tile_peaks != tile_peaks)
         token = tl.min(tl.where(is_tile & is_best, ids, vocab_size - 1), axis=0)
         tl.store(token_ids + line, token.to(tl.int64))
-
-
-@triton.jit
-def tile_scores_kernel(
-    logits, token_ids, peaks, sums, ahead, row_stride, vocab_size, BLOCK: tl.constexpr
-):
-    line, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    columns = tile * BLOCK + tl.arange(0, BLOCK)
-    mask = columns < vocab_size
-    row = logits + line * row_stride
-    token = tl.load(token_ids + line)
-    chosen = tl.load(row + token).to(tl.float32)
-    x = tl.load(row + columns, mask=mask, other=float("-inf")).to(tl.float32)
-    peak = tl.max(x, axis=0)
-    shares = tl.exp(x - tl.where(peak == float("-inf"), 0.0, peak))
-    is_ahead = mask & ((x > chosen) | ((x == chosen) & (columns < token)))
-    at = line * tl.num_programs(1) + tile
-    tl.store(peaks + at, peak)
-    tl.store(sums + at, tl.sum(shares, axis=0))
-    tl.store(ahead + at, tl.sum(is_ahead.to(tl.int32), axis=0))
-
-
-@triton.jit
-def line_scores_kernel(
-    logits,
-    token_ids,
-    peaks,
-    sums,
-    ahead,
-    log_sums,
-    logprobs,
-    ranks,
-    row_stride,
-    num_tiles,
-    TILES: tl.constexpr,
-):
-    line = tl.program_id(0).to(tl.int64)
-    tiles = tl.arange(0, TILES)
-    at, mask = line * num_tiles + tiles, tiles < num_tiles
-    peak = tl.load(peaks + at, mask=mask, other=float("-inf"))
-    best = tl.max(peak, axis=0)
-    share = tl.load(sums + at, mask=mask, other=0.0)
-    log_sum = best + tl.log(tl.sum(share * tl.exp(peak - best), axis=0))
-    token = tl.load(token_ids + line)
-    chosen = tl.load(logits + line * row_stride + token).to(tl.float32)
-    rank = tl.sum(tl.load(ahead + at, mask=mask, other=0), axis=0) + 1
-    tl.store(log_sums + line, log_sum)
-    tl.store(logprobs + line, tl.maximum(chosen - log_sum, LOWEST))
-    tl.store(ranks + line, rank.to(tl.int64))

@@ -15,13 +15,13 @@ import triton.language as tl
 
 _TINY_NORM = tl.constexpr(1e-12)
 # Triton's interpreter holds bfloat16 as integers and would multiply those.
-_WIDEN = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.jit
-def _products(left, right):
+def products(left, right):
     """left @ right.T, accumulated in float32; products of 16-bit numbers are exact."""
-    if _WIDEN:
+    if INTERPRETED:
         left = left.to(tl.float32)
         right = right.to(tl.float32)
     return tl.dot(left, tl.trans(right), input_precision="ieee")
@@ -88,7 +88,7 @@ def _mass_of(
         mask = stored[:, None] & (dims < DIM)[None, :]
         q = tl.load(ring + q_head[:, None] * DIM + dims[None, :], mask=mask, other=0.0)
         lse = tl.load(ring_lse + q_head, mask=stored, other=float("inf"))
-        best = tl.maximum(best, _products(keys, q) * scale_log2 - lse[None, :])
+        best = tl.maximum(best, products(keys, q) * scale_log2 - lse[None, :])
     seen = (at[:, None] <= seen_until[None, :]) & (at >= 0)[:, None]
     total = tl.sum(tl.where(seen, tl.exp2(best), 0.0), axis=1)
     return total / tl.maximum(tl.sum(stored.to(tl.int32), axis=0), 1).to(tl.float32)
@@ -106,7 +106,7 @@ def _new_state(TILE: tl.constexpr):
 @triton.jit
 def _compare(tile, state, other, threshold):
     """The state of tile j after it has also seen the keys i of `other`."""
-    product = _products(tile[0], other[0]) * other[1][None, :]  # [tile of j, tile of i]
+    product = products(tile[0], other[0]) * other[1][None, :]  # [tile of j, tile of i]
     similar = product > (threshold / tile[1])[:, None]
     similar = similar & (tile[2][:, None] != other[2][None, :])
     candidate = tl.where(similar, other[2][None, :], -1)
@@ -240,72 +240,3 @@ def drop_kernel(
         total -= _dropped_from(at, newest, dropped)
     num_keys = tl.maximum(tl.sum(count, axis=0), 1).to(tl.float32)
     tl.store(similarity + base + index, tl.where(real, total / num_keys, 0.0), mask=index < end)
-
-
-@triton.jit
-def fused_kernel(
-    kv,
-    slots,
-    positions,
-    ring,
-    ring_lse,
-    ring_slots,
-    query_at,
-    mass,
-    similarity,
-    newest_of,
-    dropped_of,
-    max_tail,
-    num_chunks,
-    chunk,
-    num_queries,
-    scale_log2,
-    threshold,
-    BLOCK_SIZE: tl.constexpr,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    CHUNK: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """One chunk of one row and head: its keys j stay on chip, and come by again as i, in tiles.
-
-    Heads are the fastest axis of the grid, so that programs that run together read whole lines of
-    the pool.
-    """
-    program = tl.program_id(0)
-    head = program % HEADS
-    start = (program // HEADS % num_chunks) * chunk
-    row = (program // HEADS // num_chunks).to(tl.int64)
-    end = tl.minimum(start + chunk, max_tail)
-    index = start + tl.arange(0, CHUNK)
-    tile = _load_tile(
-        kv, slots, positions, row, head, index, end, max_tail, BLOCK_SIZE, HEADS, DIM, DIM_PADDED
-    )
-    out = (row * HEADS + head) * max_tail
-    share = _mass_of(
-        tile[0], tile[2], ring, ring_lse, ring_slots, query_at, row, head, num_queries, scale_log2,
-        HEADS, DIM, DIM_PADDED, GROUP, QUERIES, CHUNK,
-    )  # fmt: skip
-    tl.store(mass + out + index, share, mask=index < end)
-    total, newest, dropped = _new_state(CHUNK)
-    for first in range(start, end, TILE):
-        other = _load_tile(
-            kv, slots, positions, row, head, first + tl.arange(0, TILE), end, max_tail,
-            BLOCK_SIZE, HEADS, DIM, DIM_PADDED,
-        )  # fmt: skip
-        total, newest, dropped = _compare(tile, (total, newest, dropped), other, threshold)
-    tl.store(newest_of + out + index, newest, mask=index < end)
-    tl.store(dropped_of + out + index, dropped * tile[1], mask=index < end)
-    tl.debug_barrier()  # what one thread wrote, another reads
-    total = total * tile[1] - tile[3]
-    for first in range(start, end, TILE):
-        other_index = first + tl.arange(0, TILE)
-        newest_tile = tl.load(newest_of + out + other_index, mask=other_index < end, other=-1)
-        dropped_tile = tl.load(dropped_of + out + other_index, mask=other_index < end, other=0.0)
-        total -= _dropped_from(tile[2], newest_tile, dropped_tile)
-    real = tile[2] >= 0
-    num_keys = tl.maximum(tl.sum(real.to(tl.int32), axis=0), 1).to(tl.float32)
-    tl.store(similarity + out + index, tl.where(real, total / num_keys, 0.0), mask=index < end)

@@ -16,8 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from zipage_lang.kernels.backend import TailQueries
+from zipage_lang.kernels.chunk_kernels import chunk_kernel
 from zipage_lang.kernels.reference.scores import gather_keys, gather_values
-from zipage_lang.kernels.score_kernels import drop_kernel, fused_kernel, mass_kernel, pairs_kernel
+from zipage_lang.kernels.score_kernels import drop_kernel, mass_kernel, pairs_kernel
 
 __all__ = [
     "attention_mass",
@@ -32,6 +33,8 @@ __all__ = [
 _LOG2_E = math.log2(math.e)
 _LONGEST_FUSED_CHUNK = 256  # 64 KiB of keys of 128 dimensions: two programs and more fit an SM
 _COMBINE_SLOTS = 1024
+_QUERY_COLUMNS = 32  # queries times group in one product: 8 KiB of shared memory
+_LEAST_COLUMNS = 16  # the narrowest product
 
 
 def attention_mass(
@@ -137,12 +140,17 @@ def mass_and_similarity(
     chunk: int,
     threshold: float,
 ) -> tuple[Tensor, Tensor]:
-    """See the twin. One launch: reads each 16-bit key once from memory, writes 8 bytes a key.
+    """See the twin. One launch: reads each 16-bit key once, writes 8 bytes a key and head.
 
-    One program per (row, KV head, chunk of up to 256 slots) keeps the chunk's keys on chip and
-    compares each with all. At 256 slots of 128 dimensions that is 21 MFLOP for 64 KiB, 320 a byte,
-    where an H200 breaks even at about 185; and every pair costs about 12 vector operations more,
-    which take longer than the memory does. So this kernel is bound by arithmetic, not by bandwidth.
+    One program per (row, KV head, chunk of up to 256 slots) holds the chunk's keys in shared
+    memory and compares each with all. Counted at 256 slots of 128 dimensions, 64 query columns:
+        bytes    64 KiB of keys from memory; 16 KiB of queries and 12 of the rest from the L2
+        products 16.8 MFLOP of keys with keys and 4.2 of queries with keys: 320 FLOP a byte of
+                 keys, where an H200 breaks even near 230 at its tensor cores' peak
+        vector   4 operations a pair of keys, 262,144; 2.5 a key and column, 40,960; 3 a key's
+                 element, 98,304; and 4,096 exponentials
+    With addresses, reductions and descriptors that is about 33,000 warp instructions, of which an
+    SM issues 4 a cycle: instructions bind this kernel, then products, then bandwidth.
     Longer chunks and float32 keys take the separate kernels, and their keys are read more often.
     """
     if kv_blocks.element_size() != 2 or chunk > _LONGEST_FUSED_CHUNK:
@@ -151,19 +159,20 @@ def mass_and_similarity(
     _check_tail(kv_blocks, slots, positions)
     assert chunk >= 1, f"chunk {chunk} must hold a slot"
     assert threshold >= 0, f"threshold {threshold} would call the zeroed diagonal similar"
+    num_lines = kv_blocks.numel() // kv_blocks.shape[4]
+    assert num_lines < 2**31, f"{num_lines} keys and values do not fit 32-bit numbers"
     mass = torch.empty(positions.shape, dtype=torch.float32, device=positions.device)
     similarity = torch.empty_like(mass)
     num_rows, num_kv_heads, max_tail = positions.shape
     num_chunks = triton.cdiv(max_tail, chunk)
-    fused_kernel[(num_rows * num_chunks * num_kv_heads,)](
+    chunk_kernel[(num_rows * num_chunks * num_kv_heads,)](
         kv_blocks,
         slots,
         positions,
         *_query_tensors(queries, kv_blocks, slots),
         mass,
         similarity,
-        torch.empty_like(positions),
-        torch.empty_like(mass),
+        similarity.view(torch.int32),
         max_tail,
         num_chunks,
         chunk,
@@ -171,8 +180,7 @@ def mass_and_similarity(
         scale * _LOG2_E,
         threshold,
         **_sizes(kv_blocks),
-        **_query_sizes(queries, num_kv_heads),
-        **_fused_config(chunk),
+        **_chunk_config(queries, num_kv_heads, chunk),
     )
     return mass, similarity
 
@@ -215,16 +223,27 @@ def combine_scores(
     return keep, stored
 
 
-def _fused_config(chunk: int) -> dict[str, int]:
-    """For 256 slots: 8 warps, 32 keys i at a time, at most 128 registers, so that two programs
-    share an SM: one loads while the other computes.
+def _chunk_config(queries: TailQueries, num_kv_heads: int, chunk: int) -> dict[str, int]:
+    """For 256 slots: 4 tiles of 64, one warp group, at most 168 registers and 72 KiB of shared
+    memory, so that three programs share an SM: one loads while the others compute.
     """
-    padded = max(16, triton.next_power_of_2(chunk))
-    num_warps = min(max(padded // 32, 1), 8)
-    tile = min(padded, 32)
+    tile = min(max(triton.next_power_of_2(chunk), 16), 64)
+    group = queries.ring.shape[1] // num_kv_heads
+    padded = triton.next_power_of_2(group)
+    num_queries = triton.next_power_of_2(queries.ring_slots.shape[1])
+    part = min(num_queries, max(_QUERY_COLUMNS // padded, 1))
+    part = max(part, -(-_LEAST_COLUMNS // padded))
     return {
-        "CHUNK": padded, "TILE": tile, "num_warps": num_warps, "num_stages": 1, "maxnreg": 128
-    }  # fmt: skip
+        "GROUP": group,
+        "GROUP_PADDED": padded,
+        "QUERIES": part,
+        "QUERY_PARTS": triton.cdiv(num_queries, part),
+        "TILE": tile,
+        "TILES": triton.cdiv(chunk, tile),
+        "num_warps": 4,
+        "num_stages": 1,
+        "maxnreg": 168,
+    }
 
 
 def _check_tail(kv_blocks: Tensor, slots: Tensor, positions: Tensor) -> None:

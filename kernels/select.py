@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_SLOTS_PER_WARP = 512  # 16 of a thread's registers hold one number of each of its slots
+_SLOTS_PER_WARP = 256  # 8 of a thread's registers hold one number of each of its slots
 _NO_POSITION = tl.constexpr(0x7FFF_FFFF)
 _ALL_BUT_SIGN = tl.constexpr(0x7FFF_FFFF)
 _LOWEST = tl.constexpr(-0x8000_0000)
@@ -40,7 +40,7 @@ def protect_slots(
         num_recent,
         num_sinks,
         HEADS=num_kv_heads,
-        **_row_config(max_tail),
+        **row_config(max_tail),
     )
     return raised
 
@@ -62,13 +62,13 @@ def select_top_k(scores: Tensor, positions: Tensor, lens: Tensor, num_keep: Tens
         keep.view(torch.int8),
         max_tail,
         HEADS=num_kv_heads,
-        **_row_config(max_tail),
+        **row_config(max_tail),
     )
     return keep
 
 
-def _row_config(max_tail: int) -> dict[str, int]:
-    """A whole tail in the registers of one program: 4 warps to 2,048 slots, 16 from 8,192 on."""
+def row_config(max_tail: int) -> dict[str, int]:
+    """A whole tail in the registers of one program: 8 warps to 2,048 slots, 16 from 4,096 on."""
     slots = max(triton.next_power_of_2(max_tail), 16)
     return {"SLOTS": slots, "num_warps": min(max(slots // _SLOTS_PER_WARP, 1), 16)}
 
@@ -83,7 +83,7 @@ def _check(scores: Tensor, positions: Tensor, lens: Tensor) -> None:
     assert lens.is_contiguous(), f"lengths of stride {lens.stride()}"
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_tail", "num_recent", "num_sinks"])
 def _protect_kernel(
     scores,
     positions,
@@ -103,16 +103,13 @@ def _protect_kernel(
     base = program.to(tl.int64) * max_tail
     real = index < tl.load(lens + row).to(tl.int32)
     at = tl.load(positions + base + index, mask=real, other=_NO_POSITION)
-    last_sink = tl.min(at, axis=0) - 1  # nothing lies at or before it yet
-    for _ in range(num_sinks):
-        last_sink = tl.min(tl.where(at > last_sink, at, _NO_POSITION), axis=0)
     first_recent = (tl.load(logical_lens + row) - num_recent).to(tl.int32)
-    protected = (at >= first_recent) | (at <= last_sink)
+    protected = is_protected(at, first_recent, num_sinks)
     score = tl.load(scores + base + index, mask=inside, other=0.0)
     tl.store(raised + base + index, tl.where(protected, float("inf"), score), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_tail"])
 def _select_kernel(
     scores,
     positions,
@@ -129,15 +126,32 @@ def _select_kernel(
     base = program.to(tl.int64) * max_tail
     real = index < tl.load(lens + row).to(tl.int32)
     wanted = tl.load(num_keep + row).to(tl.int32)
-    order = _order_of(tl.load(scores + base + index, mask=real, other=0.0))
+    score = tl.load(scores + base + index, mask=real, other=0.0)
+    at = tl.load(positions + base + index, mask=real, other=0)
+    is_kept = kept_slots(score, at, real, wanted)
+    tl.store(keep + base + index, is_kept.to(tl.int8), mask=index < max_tail)
+
+
+@triton.jit
+def is_protected(at, first_recent, num_sinks):
+    """Recent ones and sinks, of positions that are the highest int32 where there is no slot."""
+    last_sink = tl.min(at, axis=0) - 1  # nothing lies at or before it yet
+    for _ in range(num_sinks):
+        last_sink = tl.min(tl.where(at > last_sink, at, _NO_POSITION), axis=0)
+    return (at >= first_recent) | (at <= last_sink)
+
+
+@triton.jit
+def kept_slots(score, at, real, wanted):
+    """The `wanted` highest scores of the real slots; of equal ones the highest positions."""
+    order = _order_of(score)
     threshold = _highest_with(order, real, wanted)
     above = real & (order > threshold)
     equal = real & (order == threshold)
     missing = wanted - tl.sum(above.to(tl.int32), axis=0)
     if tl.sum(equal.to(tl.int32), axis=0) > missing:
-        at = tl.load(positions + base + index, mask=real, other=0)
         equal = equal & (at >= _highest_with(at, equal, missing))
-    tl.store(keep + base + index, (above | equal).to(tl.int8), mask=index < max_tail)
+    return above | equal
 
 
 @triton.jit

@@ -133,7 +133,7 @@ class CompressionConfig:
     policy: str = "zipage"
     protect: Protect = "prompt"
     kv_reuse: Reuse = "compacted"
-    num_query_slots: int | None = None  # query rings for scoring; None: one per row
+    num_query_slots: int | None = None  # query rings for scoring; None: one per 4 rows, 16 at least
 
     def __post_init__(self) -> None:
         _check_kinds(self)

@@ -6,6 +6,7 @@ Knows nothing of sampling, requests or why a row decodes.
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,6 +19,8 @@ from zipage_lang.runtime.kv_cache import KVCache
 from zipage_lang.runtime.models.decoder import Decoder
 from zipage_lang.runtime.row_tables import RowTables
 from zipage_lang.runtime.step_plan import Chunk
+
+_LOG = logging.getLogger(__name__)
 
 NUM_WARMUPS = 2  # runs before a capture, so that nothing allocates or compiles inside
 
@@ -60,7 +63,7 @@ class DecodeGraphs:
 
     def can_run(self, chunks: Sequence[Chunk]) -> bool:
         """Whether the step is nothing but decodes, each drawing for itself."""
-        return 0 < len(chunks) <= self._buckets[-1] and all(
+        return 0 < len(chunks) <= max(self._buckets, default=0) and all(
             chunk.num_tokens == 1
             and chunk.token_ids is None
             and chunk.prompt_score is None
@@ -85,14 +88,28 @@ class DecodeGraphs:
         return captured.logits[: len(chunks)]
 
     def warm_up(self, has_queries: bool, report: Callable[[int, int], None]) -> None:
-        """Capture every bucket. `report` is told how many are done, and of how many."""
+        """Capture every bucket. `report` is told how many are done, and of how many.
+
+        A bucket that finds no memory is left out, with one warning for all of them: smaller batches
+        then run in the next larger graph, larger ones without a graph.
+        """
+        kept: list[int] = []
         for done, bucket in enumerate(reversed(self._buckets)):  # large first: they share memory
-            nothing = np.zeros(0, dtype=np.int64)
-            tables = np.zeros((0, 1), dtype=np.int32)
-            self._send_inputs((), nothing, nothing, tables, bucket)
-            plan = self._graph_decode.plan(_attention_batch(nothing, tables), bucket)
-            self._captured[bucket, has_queries] = self._capture(bucket, has_queries, plan)
+            try:
+                self._captured[bucket, has_queries] = self._capture_padding(bucket, has_queries)
+                kept.append(bucket)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
             report(done + 1, len(self._buckets))
+        if len(kept) < len(self._buckets):
+            _warn_of_missing(set(self._buckets) - set(kept), kept)
+        self._buckets = tuple(sorted(kept))
+
+    def _capture_padding(self, bucket: int, has_queries: bool) -> _Captured:
+        nothing, tables = np.zeros(0, dtype=np.int64), np.zeros((0, 1), dtype=np.int32)
+        self._send_inputs((), nothing, nothing, tables, bucket)
+        plan = self._graph_decode.plan(_attention_batch(nothing, tables), bucket)
+        return self._capture(bucket, has_queries, plan)
 
     def _send_inputs(
         self,
@@ -147,6 +164,15 @@ class DecodeGraphs:
         with torch.cuda.graph(graph, pool=self._pool):
             logits = forward()
         return _Captured(graph, logits)
+
+
+def _warn_of_missing(missing: set[int], kept: list[int]) -> None:
+    _LOG.warning(
+        "no memory for the decode graphs of batch sizes %s; %s. Lower gpu_memory_share, "
+        "kv_cache_memory or max_running to have them all",
+        sorted(missing),
+        f"those up to {max(kept)} still run in graphs" if kept else "decoding runs without graphs",
+    )
 
 
 def _attention_batch(resident: np.ndarray, tables: np.ndarray) -> AttentionBatch:

@@ -16,10 +16,23 @@ from zipage_lang.kernels.backend import Backend, choose_backend
 from zipage_lang.runtime.compactor import Compactor
 from zipage_lang.runtime.config import EngineConfig, ModelConfig
 from zipage_lang.runtime.decode_graphs import DecodeGraphs
-from zipage_lang.runtime.host_swap import HostSwap
+from zipage_lang.runtime.host_swap import make_host_swap
 from zipage_lang.runtime.kv_cache import KVCache, KVShape
 from zipage_lang.runtime.kv_compressor import KVCompressor
 from zipage_lang.runtime.limits import Limits
+from zipage_lang.runtime.memory_probe import (
+    card_meter,
+    explained_out_of_memory,
+    measure_needs,
+    memory_in_use,
+    worst_case,
+)
+from zipage_lang.runtime.memory_sizing import (
+    GIB,
+    NUM_DUMMY_BLOCKS,
+    fitting_blocks,
+    unmeasured_blocks,
+)
 from zipage_lang.runtime.messages import (
     Abort,
     AddRequest,
@@ -55,6 +68,19 @@ class StepTimes:
     applying_s: float = 0.0
 
 
+class Laps:
+    """Seconds between marks, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._started = time.perf_counter()
+
+    def end(self, name: str) -> None:
+        """What passed since the last mark was `name`."""
+        now = time.perf_counter()
+        self.seconds[name], self._started = now - self._started, now
+
+
 class Engine:
     """One model, one pool, one scheduler. Not thread-safe: messages are handled between steps."""
 
@@ -63,11 +89,20 @@ class Engine:
         if config.model.num_threads is not None:
             torch.set_num_threads(config.model.num_threads)
         dtype = DTYPES[config.model.dtype]
+        laps = Laps()
         backend = choose_backend(config.model.backend, dtype)
+        used_before = memory_in_use(backend.device)
         path, loaded = _load(config.model, dtype, backend)
         policies = load_policies()
+        laps.end("weights")
         shape = _kv_shape(loaded, dtype)
         limits = _find_limits(config, loaded, shape, policies)
+        if backend.device.type == "cuda":
+            num_blocks = _measure_blocks(
+                config, loaded, shape, limits, backend, policies, used_before
+            )
+            limits = dataclasses.replace(limits, num_blocks=num_blocks)
+        laps.end("sizing")
         self.config, self.limits, self.arch = config, limits, loaded.arch
         self.scheduler = Scheduler(
             config.scheduler,
@@ -77,6 +112,15 @@ class Engine:
             {name: policy.num_queries for name, policy in policies.items()},
         )
         self.runner = _make_runner(config, loaded, shape, limits, backend, policies)
+        laps.end("pool")
+        self.runner.capture_graphs(
+            config.compression.kv_mode != "off",
+            lambda done, total: log.info("captured %d of %d decode graphs", done, total),
+        )
+        laps.end("graphs")
+        self.runner.take_host_memory()
+        laps.end("host memory")
+        self.start_s = laps.seconds
         self.times = StepTimes()
         self._in_flight: deque[tuple[StepPlan, Launched]] = deque()
         wants_overlap = config.scheduler.overlap
@@ -152,11 +196,12 @@ class Engine:
 
 
 def _load(model: ModelConfig, dtype: torch.dtype, backend: Backend) -> tuple[Path, LoadedModel]:
-    if model.load_format == "dummy":
-        loaded = load_dummy_model(model.model, dtype, backend, model.max_model_len)
-        return Path(model.model), loaded
-    path = resolve_model(model.model)
-    return path, load_model(path, dtype, backend, model.max_model_len)
+    with explained_out_of_memory(f"model {model.model!r} in {model.dtype}", backend.device):
+        if model.load_format == "dummy":
+            loaded = load_dummy_model(model.model, dtype, backend, model.max_model_len)
+            return Path(model.model), loaded
+        path = resolve_model(model.model)
+        return path, load_model(path, dtype, backend, model.max_model_len)
 
 
 def _kv_shape(loaded: LoadedModel, dtype: torch.dtype) -> KVShape:
@@ -173,23 +218,60 @@ def _kv_shape(loaded: LoadedModel, dtype: torch.dtype) -> KVShape:
 def _find_limits(
     config: EngineConfig, loaded: LoadedModel, shape: KVShape, policies: Mapping[str, Policy]
 ) -> Limits:
+    """With the blocks that a CPU gets; a card is measured once the rest is known."""
     cache = config.cache
     block_bytes = shape.block_bytes(cache.block_size)
-    num_blocks = cache.num_blocks or int(cache.kv_cache_memory * 2**30) // block_bytes
-    if num_blocks < 1:
-        raise ValueError(
-            f"kv_cache_memory={cache.kv_cache_memory} GiB is less than one block of "
-            f"{block_bytes} bytes; raise it or lower block_size"
-        )
     return Limits(
-        num_blocks=num_blocks,
-        num_host_blocks=int(cache.swap_space * 2**30) // block_bytes,
-        num_query_slots=config.compression.num_query_slots or config.scheduler.max_running,
+        num_blocks=unmeasured_blocks(cache, block_bytes),
+        num_host_blocks=int(cache.swap_space * GIB) // block_bytes,
+        num_query_slots=_num_query_slots(config),
         window=max(1, *(policy.num_queries for policy in policies.values())),
         max_model_len=loaded.max_model_len,
         vocab_size=loaded.arch.vocab_size,
         eos_token_ids=list(loaded.arch.eos_token_ids),
     )
+
+
+def _num_query_slots(config: EngineConfig) -> int:
+    """As asked, else a quarter of the rows: each needs one for `window` tokens per interval only,
+    and a ring takes as much memory as `window` query tokens in all layers."""
+    max_running = config.scheduler.max_running
+    few = min(max_running, max(16, max_running // 4))
+    return config.compression.num_query_slots or few
+
+
+def _measure_blocks(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    shape: KVShape,
+    limits: Limits,
+    backend: Backend,
+    policies: Mapping[str, Policy],
+    used_before: int,
+) -> int:
+    """Usable blocks of a pool on a card; see `memory_sizing`."""
+    block_bytes = shape.block_bytes(config.cache.block_size)
+
+    def make_runner(num_blocks: int) -> tuple[ModelRunner, int]:
+        small = dataclasses.replace(limits, num_blocks=num_blocks)  # takes no host memory yet
+        runner = _make_runner(config, loaded, shape, small, backend, policies)
+        return runner, (num_blocks + NUM_DUMMY_BLOCKS) * block_bytes
+
+    needs = measure_needs(
+        make_runner,
+        worst_case(config, limits, policies),
+        card_meter(backend.device),
+        used_before=used_before,
+        logits_row_bytes=limits.vocab_size * shape.dtype.itemsize,
+    )
+    num_blocks = fitting_blocks(needs, config.cache, block_bytes)
+    log.info(
+        "KV pool: %.2f GiB (%d blocks) %s",
+        num_blocks * block_bytes / GIB,
+        num_blocks,
+        needs.describe(),
+    )
+    return num_blocks
 
 
 def _make_runner(
@@ -202,7 +284,7 @@ def _make_runner(
 ) -> ModelRunner:
     cache = KVCache(
         shape,
-        num_blocks=limits.num_blocks + 1,  # block 0 is the dummy
+        num_blocks=limits.num_blocks + NUM_DUMMY_BLOCKS,
         block_size=config.cache.block_size,
         num_query_slots=limits.num_query_slots,
         window=limits.window,
@@ -224,7 +306,7 @@ def _make_runner(
         compactor=Compactor(KVCompressor(cache, backend, policies), backend.device),
         sampler=sampler,
         tables=tables,
-        host_swap=HostSwap(cache, limits.num_host_blocks),
+        host_swap=make_host_swap(cache, limits.num_host_blocks, backend),
         graphs=_make_graphs(config, loaded, cache, backend, tables, sampler),
     )
 
@@ -237,7 +319,7 @@ def _make_graphs(
     tables: RowTables,
     sampler: Sampler,
 ) -> DecodeGraphs | None:
-    """Decode graphs, captured now; None on a backend that has none, or when switched off."""
+    """Decode graphs, not captured yet; None on a backend that has none, or when switched off."""
     if not config.scheduler.cuda_graphs or backend.device.type != "cuda":
         return None
     max_rows = config.scheduler.max_running
@@ -252,15 +334,9 @@ def _make_graphs(
     )
     if planner is None:
         return None
-    graphs = DecodeGraphs(
+    return DecodeGraphs(
         loaded.model, cache, tables, planner, sampler.last_token_ids, max_rows=max_rows
     )
-    with torch.inference_mode():
-        graphs.warm_up(
-            config.compression.kv_mode != "off",
-            lambda done, total: log.info("captured %d of %d decode graphs", done, total),
-        )
-    return graphs
 
 
 def _ready(

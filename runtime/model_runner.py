@@ -4,7 +4,7 @@ Knows nothing of requests, queues or the tree.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,12 +15,13 @@ from zipage_lang.runtime.compactor import Compactor
 from zipage_lang.runtime.decode_graphs import DecodeGraphs
 from zipage_lang.runtime.device_clock import DeviceClock, Span, timed_event
 from zipage_lang.runtime.device_copy import send_ints
+from zipage_lang.runtime.draws import Draws
 from zipage_lang.runtime.forward_batch import ForwardBatch
-from zipage_lang.runtime.host_swap import HostSwap
+from zipage_lang.runtime.host_swap import Swap
 from zipage_lang.runtime.kv_cache import KVCache
 from zipage_lang.runtime.models.registry import LoadedModel
 from zipage_lang.runtime.row_tables import RowTables
-from zipage_lang.runtime.sampler import Draws, Sampler
+from zipage_lang.runtime.sampler import Sampler
 from zipage_lang.runtime.step_plan import (
     BlockCopy,
     BlockUpdate,
@@ -57,7 +58,7 @@ class ModelRunner:
         compactor: Compactor,
         sampler: Sampler,
         tables: RowTables,
-        host_swap: HostSwap,
+        host_swap: Swap,
         graphs: DecodeGraphs | None,
     ) -> None:
         """graphs: None where decode steps run like any other."""
@@ -67,6 +68,16 @@ class ModelRunner:
         self._graphs = graphs
         self.clock = DeviceClock()
         self._batches = BatchBuilder(cache, backend, tables)
+
+    def take_host_memory(self) -> None:
+        """Take the host memory for swaps now, where taking it later would stall the device."""
+        self._host_swap.take_memory()
+
+    @torch.inference_mode()
+    def capture_graphs(self, has_queries: bool, report: Callable[[int, int], None]) -> None:
+        """Capture the decode graphs now, where there are any, rather than at first use."""
+        if self._graphs is not None:
+            self._graphs.warm_up(has_queries, report)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:

@@ -7,7 +7,14 @@ import dataclasses
 import math
 from typing import Any
 
+from zipage_lang.runtime.grammar_source import (
+    GrammarSource,
+    canonical_schema,
+    check_grammar_text,
+    check_nesting,
+)
 from zipage_lang.runtime.strict_fields import strict_fields
+from zipage_lang.runtime.think_params import ThinkParams
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 1024
@@ -42,6 +49,12 @@ class SamplingParams:
     )
     logit_bias: dict[int, float] | None = None  # token id -> added to its logit
     skip_special_tokens: bool = True  # leave special tokens out of the text
+    regex: str | None = None  # the whole answer matches it (Python's syntax)
+    json_schema: str | dict[str, Any] | bool | None = None  # the answer is JSON that it accepts
+    json_any_whitespace: bool = False  # False: one line, as json.dumps writes it
+    ebnf: str | None = None  # the answer is derived from its rule `root` (GBNF)
+    lark: str | None = None  # refused: no Lark grammars here
+    think: ThinkParams | None = None  # watch and bound thinking; grammars hold for the answer only
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1)
@@ -72,6 +85,25 @@ class SamplingParams:
             _whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _whole("prompt_logprobs_start", self.prompt_logprobs_start, 0)
         self._check_logit_bias()
+        self._check_grammar()
+        if self.think is not None and not isinstance(self.think, ThinkParams):
+            raise ValueError(f"think={self.think!r:.80} must be a ThinkParams or None")
+
+    @property
+    def grammar(self) -> GrammarSource | None:
+        """What the answer must match; None where it is free."""
+        if self.regex is not None:
+            return GrammarSource("regex", self.regex)
+        if self.ebnf is not None:
+            return GrammarSource("ebnf", self.ebnf)
+        if self.json_schema is not None:
+            return GrammarSource("json_schema", str(self.json_schema), self.json_any_whitespace)
+        return None
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether which tokens may be drawn depends on those drawn before."""
+        return self.think is not None or self.grammar is not None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -94,6 +126,29 @@ class SamplingParams:
             raise ValueError(f"stop_token_ids={self.stop_token_ids!r} must be a list of token ids")
         for token_id in self.stop_token_ids:
             _whole("stop_token_ids", token_id, 0)
+
+    def _check_grammar(self) -> None:
+        """Also writes the schema as a text, its one form from here on."""
+        if self.lark is not None:
+            raise ValueError("lark grammars are not supported; write it as ebnf (GBNF)")
+        names = ("regex", "json_schema", "ebnf")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} can't be combined; give one of them")
+        if not isinstance(self.json_any_whitespace, bool):
+            raise ValueError(
+                f"json_any_whitespace={self.json_any_whitespace!r} must be True or False"
+            )
+        for name in ("regex", "ebnf"):
+            if getattr(self, name) is not None:
+                check_nesting(name, check_grammar_text(name, getattr(self, name)))
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", canonical_schema(self.json_schema))
+        if given and self.ignore_eos:
+            raise ValueError(
+                f"ignore_eos=True can't be combined with {given[0]}: an answer that is complete "
+                "ends with the end of sequence"
+            )
 
     def _check_logit_bias(self) -> None:
         if self.logit_bias is None:

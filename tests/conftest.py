@@ -1,4 +1,4 @@
-"""Makes `tests/support/` importable as `test_support`; shares the one real model among the rooms.
+"""Makes `tests/support/` importable as `test_support`; shares the one real model; test options.
 
 importlib mode keeps the tests' folders off sys.path, so the package is entered by hand, once.
 Knows nothing of what the helpers do.
@@ -13,6 +13,22 @@ import pytest
 _support = types.ModuleType("test_support")
 _support.__path__ = [str(pathlib.Path(__file__).parent / "support")]
 sys.modules.setdefault("test_support", _support)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fresh-seed",
+        type=int,
+        default=0,
+        help="added to the seeds of kernel tests' inputs; 0 repeats the usual ones",
+    )
+    parser.addoption(
+        "--soak-seconds", type=float, default=8.0, help="how long the soak goes on, at least"
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"kernel inputs: --fresh-seed {config.getoption('--fresh-seed')}"
 
 
 @pytest.fixture(scope="session")

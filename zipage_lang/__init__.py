@@ -8,27 +8,45 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zipage_lang.backend import set_default_backend
-    from zipage_lang.errors import BatchError, LoopThreadError, NoBackendError, RunCancelledError
-    from zipage_lang.frontend.llm import Engine
-    from zipage_lang.ir import (
+    from zipage_lang.authored import (
         assistant,
         assistant_begin,
         assistant_end,
-        gen,
-        select,
+        image,
+        keep,
         system,
         system_begin,
         system_end,
         user,
         user_begin,
         user_end,
+        video,
     )
+    from zipage_lang.backend import flush_cache, get_server_info, set_default_backend
+    from zipage_lang.choices import (
+        ScoreResult,
+        greedy_token_selection,
+        token_length_normalized,
+        unconditional_likelihood_normalized,
+    )
+    from zipage_lang.errors import (
+        BatchError,
+        LoopThreadError,
+        NoBackendError,
+        ParseError,
+        RunCancelledError,
+        UnsupportedError,
+    )
+    from zipage_lang.frontend.llm import Engine
+    from zipage_lang.gens import gen, gen_int, gen_string, separate_reasoning
+    from zipage_lang.kv_report import KVReport
     from zipage_lang.program import Program, function
     from zipage_lang.runtime.kv_params import KVParams
     from zipage_lang.runtime.kv_params import KVParams as KV
     from zipage_lang.runtime.sampling_params import SamplingParams
+    from zipage_lang.selects import score, select
     from zipage_lang.state import AsyncState, ProgramState
+    from zipage_lang.trace import Trace
 
 __all__ = [
     "KV",
@@ -36,25 +54,42 @@ __all__ = [
     "BatchError",
     "Engine",
     "KVParams",
+    "KVReport",
     "LoopThreadError",
     "NoBackendError",
+    "ParseError",
     "Program",
     "ProgramState",
     "RunCancelledError",
     "SamplingParams",
+    "ScoreResult",
+    "Trace",
+    "UnsupportedError",
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "flush_cache",
     "function",
     "gen",
+    "gen_int",
+    "gen_string",
+    "get_server_info",
+    "greedy_token_selection",
+    "image",
+    "keep",
+    "score",
     "select",
+    "separate_reasoning",
     "set_default_backend",
     "system",
     "system_begin",
     "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
     "user",
     "user_begin",
     "user_end",
+    "video",
 ]
 
 _HOMES = {
@@ -63,6 +98,21 @@ _HOMES = {
     "SamplingParams": ("runtime.sampling_params", "SamplingParams"),
     "Engine": ("frontend.llm", "Engine"),
     "set_default_backend": ("backend", "set_default_backend"),
+    "flush_cache": ("backend", "flush_cache"),
+    "get_server_info": ("backend", "get_server_info"),
+    "ParseError": ("errors", "ParseError"),
+    "UnsupportedError": ("errors", "UnsupportedError"),
+    "ScoreResult": ("choices", "ScoreResult"),
+    "greedy_token_selection": ("choices", "greedy_token_selection"),
+    "token_length_normalized": ("choices", "token_length_normalized"),
+    "unconditional_likelihood_normalized": ("choices", "unconditional_likelihood_normalized"),
+    "KVReport": ("kv_report", "KVReport"),
+    "gen": ("gens", "gen"),
+    "gen_int": ("gens", "gen_int"),
+    "gen_string": ("gens", "gen_string"),
+    "separate_reasoning": ("gens", "separate_reasoning"),
+    "score": ("selects", "score"),
+    "select": ("selects", "select"),
     "BatchError": ("errors", "BatchError"),
     "LoopThreadError": ("errors", "LoopThreadError"),
     "NoBackendError": ("errors", "NoBackendError"),
@@ -71,6 +121,7 @@ _HOMES = {
     "function": ("program", "function"),
     "AsyncState": ("state", "AsyncState"),
     "ProgramState": ("state", "ProgramState"),
+    "Trace": ("trace", "Trace"),
 }
 
 
@@ -79,7 +130,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.testing")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home, attribute = _HOMES.get(name, ("ir", name))
+    home, attribute = _HOMES.get(name, ("authored", name))
     value = getattr(importlib.import_module(f"{__name__}.{home}"), attribute)
     globals()[name] = value
     return value

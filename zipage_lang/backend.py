@@ -7,11 +7,15 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from zipage_lang.errors import NoBackendError
+import msgspec
+
+from zipage_lang.errors import NoBackendError, UnsupportedError
 from zipage_lang.frontend.async_llm import AsyncLLM
 from zipage_lang.frontend.errors import EngineClosedError
 from zipage_lang.frontend.llm import Engine
 from zipage_lang.frontend.outputs import RequestOutput
+from zipage_lang.frontend.pin_board import PinBoard
+from zipage_lang.loops import LoopBridge
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.sampling_params import SamplingParams
 
@@ -54,6 +58,38 @@ class Backend(Protocol):
 
     async def abort(self, group_id: str) -> None:
         """End all requests of the group and free their memory."""
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """A backend that can't do all there is: it says so where a call is appended."""
+
+    def check_gen(self, sampling: SamplingParams, kv: KVParams) -> None:
+        """Raises UnsupportedError for fields that this backend would have to ignore."""
+
+    def check_select(self, method: str, kv: KVParams) -> None:
+        """Raises UnsupportedError where choices can't be scored by this method."""
+
+
+@runtime_checkable
+class Administered(Protocol):
+    """A backend whose server can be asked about itself."""
+
+    async def flush_cache(self) -> Mapping[str, Any]:
+        """Evict all that no request holds; the server's counters after it."""
+
+    async def server_info(self) -> Mapping[str, Any]:
+        """What the server is and its counters."""
+
+
+@runtime_checkable
+class Scoring(Protocol):
+    """A backend that scores choices its own way, without log-probabilities of prompts."""
+
+    async def score_row(
+        self, token_ids: Sequence[int], choice: Sequence[int], *, kv: KVParams, group_id: str
+    ) -> list[float]:
+        """Log-probability of each of the choice's tokens, as the server cuts them."""
 
 
 class EngineBackend:
@@ -100,6 +136,59 @@ class EngineBackend:
     async def abort(self, group_id: str) -> None:
         self._llm.abort(group_ids=[group_id])
 
+    @property
+    def pins(self) -> PinBoard:
+        return self._llm.pins
+
+    def generate_from(
+        self,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        kv: KVParams,
+        group_id: str,
+        request_id: str,
+        parent_id: str | None,
+        hold: bool,
+    ) -> AsyncIterator[RequestOutput]:
+        return self._llm.generate(
+            token_ids,
+            sampling,
+            kv=kv,
+            group_id=group_id,
+            request_id=request_id,
+            parent_id=parent_id,
+            hold=hold,
+        )
+
+    async def compute(
+        self,
+        token_ids: Sequence[int],
+        *,
+        kv: KVParams,
+        group_id: str,
+        request_id: str,
+        parent_id: str | None,
+    ) -> None:
+        await self._llm.complete(
+            token_ids,
+            SamplingParams(max_tokens=1, temperature=0.0),
+            kv=kv,
+            group_id=group_id,
+            request_id=request_id,
+            parent_id=parent_id,
+            hold=True,
+        )
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        self._llm.release(request_ids)
+
+    async def flush_cache(self) -> Mapping[str, Any]:
+        return await self._llm.flush_cache()
+
+    async def server_info(self) -> Mapping[str, Any]:
+        return {**msgspec.structs.asdict(self._llm.ready), **await self._llm.stats()}
+
 
 def as_backend(given: Any) -> Backend:
     """An Engine, an AsyncLLM of the running loop, or a Backend, as a Backend. Raises TypeError."""
@@ -119,7 +208,18 @@ class _Default:
 
 
 def set_default_backend(backend: Any) -> None:
-    """Programs run on this Engine or Backend unless `run` names another; None takes it back."""
+    """Programs run on this backend unless `run` names another.
+
+    Parameters:
+        backend: an Engine, an AsyncLLM of the running loop, or anything with the methods of a
+            Backend; None takes the default back.
+
+    Errors: TypeError for anything else.
+
+    >>> zipage.set_default_backend(zipage.testing.ScriptedBackend("yes"))
+    >>> zipage.function(lambda s: s.append(zipage.gen("a"))).run()["a"]
+    'yes'
+    """
     _Default.backend = None if backend is None else as_backend(backend)
 
 
@@ -128,3 +228,43 @@ def default_backend() -> Backend:
     if _Default.backend is None:
         raise NoBackendError
     return _Default.backend
+
+
+def flush_cache(backend: Any = None) -> Mapping[str, Any]:
+    """Evict all KV that no request holds, and wait until it is done.
+
+    Parameters:
+        backend: as for `set_default_backend`; None is the default one.
+
+    Returns the server's counters after it. Errors: NoBackendError without a backend,
+    UnsupportedError for one whose server can't be asked, LoopThreadError on the backend's own loop.
+
+    >>> zipage.flush_cache(zipage.testing.ScriptedBackend())
+    Traceback (most recent call last):
+    zipage_lang.errors.UnsupportedError: ScriptedBackend can't do flush_cache
+    """
+    return _ask(backend, "flush_cache")
+
+
+def get_server_info(backend: Any = None) -> Mapping[str, Any]:
+    """What the server is (model, limits) and its counters.
+
+    Parameters:
+        backend: as for `set_default_backend`; None is the default one.
+
+    Errors: NoBackendError without a backend, UnsupportedError for one whose server can't be asked,
+    LoopThreadError on the backend's own loop.
+
+    >>> zipage.get_server_info(zipage.testing.ScriptedBackend())
+    Traceback (most recent call last):
+    zipage_lang.errors.UnsupportedError: ScriptedBackend can't do server_info
+    """
+    return _ask(backend, "server_info")
+
+
+def _ask(given: Any, what: str) -> Mapping[str, Any]:
+    backend = default_backend() if given is None else as_backend(given)
+    if not isinstance(backend, Administered):
+        raise UnsupportedError(backend, what)
+    asked: Mapping[str, Any] = LoopBridge(backend.loop).wait(getattr(backend, what)())
+    return asked

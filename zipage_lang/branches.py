@@ -1,5 +1,6 @@
 """The branches of one fork: append to all of them, read them, join them.
 
+`as_completed` gives them as they end; `cancel` gives up those that are not needed any more.
 Joining puts each name that the branches wrote since their fork into the parent, as one list in
 branch order. A parent's name holds the list of the last join that wrote it; the lists of earlier
 forks stay where they are, in their own groups: `group["name"]`.
@@ -8,14 +9,15 @@ Knows nothing of how branches run.
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, cast
 
 from zipage_lang.interpreter import StateCore
 from zipage_lang.stream import BranchDelta, read_logs
 from zipage_lang.variables import Variable
 
-JoinMode = Literal["gather", "concat"]
+JoinMode = Literal["gather", "concat", "gather_variable", "concate_and_append"]
+SGLANG_MODES = {"gather_variable": "gather", "concate_and_append": "concat"}
 OnError = Literal["raise", "keep", "drop"]
 
 
@@ -66,6 +68,37 @@ class BranchGroup(Generic[S]):
             )
         return list(value)
 
+    def cancel(self, rest: Iterable[S] | None = None, *, reason: str | None = None) -> None:
+        """Give branches up: their requests are aborted, their memory is free at the next step.
+
+        Parameters:
+            rest: which ones; None: all that have not ended.
+            reason: told by the RunCancelledError that their unfinished values raise.
+
+        Values that are there stay. `join(on_error="drop")` leaves cancelled branches out.
+
+        >>> def program(s):
+        ...     branches = s.fork(2)
+        ...     branches += zipage.gen("x")
+        ...     branches.cancel(branches.states[1:], reason="one is enough")
+        ...     branches.join(on_error="drop")
+        >>> zipage.function(program).run(backend=zipage.testing.ScriptedBackend("yes"))["x"]
+        ['yes']
+        """
+        chosen = None if rest is None else [state.core for state in rest]
+        cores = self._cores if chosen is None else chosen
+        self._parent.session.bridge.call(
+            lambda: [c.cancel(reason) for c in cores if chosen is not None or not c.is_idle]
+        )
+
+    async def _completed(self) -> AsyncGenerator[S]:
+        ended: asyncio.Queue[S] = asyncio.Queue()
+        for state in self.states:
+            barrier = state.core.barrier()
+            barrier.add_done_callback(lambda _, state=state: ended.put_nowait(state))
+        for _ in self.states:
+            yield await ended.get()
+
     @property
     def _cores(self) -> list[StateCore]:
         return [state.core for state in self.states]
@@ -101,9 +134,21 @@ class Branches(BranchGroup[S]):
         (the first in branch order); "keep" puts the error in the place of the values it has not;
         "drop" leaves the branch out.
         """
-        _check_join(mode, on_error)
+        mode = _checked_mode(mode, on_error)
         self._parent.session.bridge.wait(_all_reached(self._cores))
         bring(self._parent, self._cores, mode, on_error)
+
+    def as_completed(self) -> Iterator[S]:
+        """The branches, each when all that was appended to it so far has run or failed.
+
+        >>> def program(s):
+        ...     branches = s.fork(2)
+        ...     branches += zipage.gen("x")
+        ...     return [branch["x"] for branch in branches.as_completed()]
+        >>> zipage.function(program).run(backend=zipage.testing.ScriptedBackend("a")).ret_value
+        ['a', 'a']
+        """
+        return self._parent.session.bridge.iterate(self._completed())
 
     def deltas(self) -> Iterator[BranchDelta]:
         """What the branches generate, as it comes, until all that is queued has run or failed."""
@@ -121,20 +166,27 @@ class AsyncBranches(BranchGroup[S]):
 
     async def join(self, mode: JoinMode = "gather", *, on_error: OnError = "raise") -> None:
         """As Branches.join, awaited."""
-        _check_join(mode, on_error)
+        mode = _checked_mode(mode, on_error)
         await _all_reached(self._cores)
         bring(self._parent, self._cores, mode, on_error)
+
+    def as_completed(self) -> AsyncIterator[S]:
+        """As Branches.as_completed, with `async for`."""
+        return self._completed()
 
     def deltas(self) -> AsyncIterator[BranchDelta]:
         """As Branches.deltas."""
         return self._deltas()
 
 
-def _check_join(mode: str, on_error: str) -> None:
+def _checked_mode(mode: str, on_error: str) -> JoinMode:
+    """"gather" or "concat", for which SGLang's names may stand too."""
+    mode = SGLANG_MODES.get(mode, mode)
     if mode not in ("gather", "concat"):
         raise ValueError(f"join mode {mode!r} must be 'gather' or 'concat'")
     if on_error not in ("raise", "keep", "drop"):
         raise ValueError(f"on_error={on_error!r} must be 'raise', 'keep' or 'drop'")
+    return cast("JoinMode", mode)
 
 
 async def _all_reached(cores: list[StateCore]) -> None:
@@ -144,11 +196,15 @@ async def _all_reached(cores: list[StateCore]) -> None:
 
 def bring(parent: StateCore, cores: list[StateCore], mode: JoinMode, on_error: OnError) -> None:
     """The join itself, once every branch has come to its barrier."""
-    for index, core in enumerate(cores):
-        if core.error is not None and on_error == "raise":
-            _note(core.error, f"in branch {index} of {len(cores)}")
-            raise core.error
-    alive = [core for core in cores if core.error is None or on_error == "keep"]
+    if parent.trace is not None:
+        parent.trace.join(cores, mode)
+    failures = [_failure(core) for core in cores]
+    for index, failure in enumerate(failures):
+        if failure is not None and on_error == "raise":
+            _note(failure, f"in branch {index} of {len(cores)}")
+            raise failure
+    pairs = zip(cores, failures, strict=True)
+    alive = [core for core, failure in pairs if failure is None or on_error == "keep"]
     if mode == "concat":
         for core in alive:
             parent.splice(core)
@@ -157,6 +213,19 @@ def bring(parent: StateCore, cores: list[StateCore], mode: JoinMode, on_error: O
         outcomes = [_outcome(core, name) for core in alive]
         values = [outcome.value for outcome in outcomes]
         parent.assign(name, values, [outcome.meta for outcome in outcomes])
+    for core in cores:
+        core.release()
+
+
+def _failure(core: StateCore) -> BaseException | None:
+    """What ended the branch; else the first of its own values that is missing, one that did not
+    parse.
+    """
+    if core.error is not None:
+        return core.error
+    own = [core.variables.find(name) for name in core.variables.own_names]
+    errors = [variable.value.exception() for variable in own if variable is not None]
+    return next((error for error in errors if error is not None), None)
 
 
 @dataclasses.dataclass(frozen=True)

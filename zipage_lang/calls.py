@@ -10,13 +10,20 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import cast
 
 from zipage_lang.backend import Backend
-from zipage_lang.choices import ChoiceScores, Selection, decide
+from zipage_lang.choices import ChoiceScores, ScoreResult, all_winners, decide
 from zipage_lang.errors import RunCancelledError
 from zipage_lang.frontend.outputs import RequestOutput
-from zipage_lang.ir import Select
+from zipage_lang.ir import Score, Select
 from zipage_lang.runtime.kv_params import KVParams
+from zipage_lang.runtime.messages import KVUsage
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.transcript import split_at_cut
+
+Publish = Callable[[RequestOutput, int], None]  # each output on its way, and its new tokens
+
+
+def ignore(output: RequestOutput, num_new_tokens: int) -> None:
+    """The Publish of outputs that nobody watches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,31 +34,12 @@ class Endpoint:
     group_id: str
 
 
-@dataclasses.dataclass(frozen=True)
-class SelectOutput:
-    """What `s.meta(name)` holds for a select: the winner, and what is known of each choice.
-
-    `logprobs[choice][token]` are in context; `compactions` counts those the scored contexts went
-    through, so 0 says that the scores are those of the full KV cache.
-    """
-
-    choices: tuple[str, ...]
-    choice: str
-    index: int
-    scores: list[float]
-    distribution: list[float]
-    token_ids: list[list[int]]
-    logprobs: list[list[float]]
-    unconditional_logprobs: list[list[float]] | None
-    compactions: int
-
-
 async def generate(
     endpoint: Endpoint,
     prompt: Sequence[int],
     sampling: SamplingParams,
     kv: KVParams,
-    publish: Callable[[RequestOutput, int], None],
+    publish: Publish,
 ) -> list[RequestOutput]:
     """The final output of each sample. `publish(output, num_new_tokens)` sees all on their way."""
     latest: dict[int, RequestOutput] = {}
@@ -69,52 +57,103 @@ async def generate(
 
 
 def settle_output(
-    backend: Backend, output: RequestOutput, sampling: SamplingParams
+    backend: Backend, output: RequestOutput, sampling: SamplingParams, text: str
 ) -> tuple[list[int], str]:
-    """The tokens that go on in the transcript, and text that a stop string cut out of a token.
+    """The tokens of `text` that go on in the transcript, and what was cut out of a token.
 
-    The token that ended the output is dropped: it is no part of the value, and inside a role the
-    template's own suffix writes it again.
+    `text` is the output's text or its beginning. The token that ended the output is dropped: it is
+    no part of the value, and inside a role the template's own suffix writes it again.
     """
-    if isinstance(output.stop_reason, str):
+    if isinstance(output.stop_reason, str) or text != output.text:
         return split_at_cut(
-            backend,
-            output.token_ids,
-            output.text,
-            skip_special_tokens=sampling.skip_special_tokens,
+            backend, output.token_ids, text, skip_special_tokens=sampling.skip_special_tokens
         )
+    return _without_end(backend, output, sampling), ""
+
+
+def settle_answer(
+    backend: Backend, output: RequestOutput, sampling: SamplingParams, answer: str
+) -> tuple[list[int], str]:
+    """The tokens of the output's last text, behind a thought; encoded anew off a token's border."""
+    token_ids = _without_end(backend, output, sampling)
+    skip = sampling.skip_special_tokens
+    for start in range(len(token_ids), -1, -1):
+        tail = backend.decode(token_ids[start:], skip_special_tokens=skip)
+        if tail == answer:
+            return token_ids[start:], ""
+        if len(tail) > len(answer):
+            break
+    return backend.encode(answer, add_special_tokens=False), ""
+
+
+def _without_end(backend: Backend, output: RequestOutput, sampling: SamplingParams) -> list[int]:
     token_ids = list(output.token_ids)
     ends = {*sampling.stop_token_ids, *backend.eos_token_ids}
     if output.finish_reason == "stop" and token_ids and token_ids[-1] in ends:
         token_ids.pop()
-    return token_ids, ""
+    return token_ids
+
+
+def with_turn_end(backend: Backend, sampling: SamplingParams, suffix: str) -> SamplingParams:
+    """Let the special token that the chat template puts behind a message end the output too.
+
+    `suffix` is what the template writes there; some models' end of sequence is another token.
+    """
+    if sampling.ignore_eos or not suffix:
+        return sampling
+    first, *_ = backend.encode(suffix, add_special_tokens=False)
+    known = first in backend.eos_token_ids or first in sampling.stop_token_ids
+    if known or backend.decode([first], skip_special_tokens=True):
+        return sampling
+    return sampling.replace(stop_token_ids=[*sampling.stop_token_ids, first])
 
 
 async def score_choices(
-    endpoint: Endpoint, prompt: Sequence[int], node: Select, kv: KVParams
-) -> SelectOutput:
-    """Score every choice behind `prompt`, on token ids, all in one batch."""
+    endpoint: Endpoint,
+    prompt: Sequence[int],
+    node: Select | Score,
+    kv: KVParams,
+    publish: Publish = ignore,
+) -> ScoreResult:
+    """Score every choice behind `prompt`, on token ids, all in one batch.
+
+    `publish` sees the outputs of the choices in context.
+    """
     rows = [endpoint.backend.encode(c, add_special_tokens=False) for c in node.choices]
-    requests = [_score(endpoint, prompt, row, kv) for row in rows]
-    needs_alone = node.method == "unconditional_likelihood_normalized"
+    requests = [_score(endpoint, prompt, row, kv, publish) for row in rows]
+    needs_alone = isinstance(node, Score) or node.method == "unconditional_likelihood_normalized"
     if needs_alone:
-        requests += [_score(endpoint, [], row, kv) for row in rows]
+        requests += [_score(endpoint, [], row, kv, ignore) for row in rows]
     scored = await asyncio.gather(*requests)
+    inside, alone = scored[: len(rows)], scored[len(rows) :]
     known = ChoiceScores(
-        logprobs=[logprobs for logprobs, _ in scored[: len(rows)]],
-        unconditional=[logprobs for logprobs, _ in scored[len(rows) :]] if needs_alone else None,
+        logprobs=[row.logprobs for row in inside],
+        unconditional=[row.logprobs for row in alone] if needs_alone else None,
     )
-    won = decide(node.method, known)
-    return _select_output(node, rows, known, won, max(compactions for _, compactions in scored))
+    return _result(node, rows, known, [row.kv for row in inside])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scored:
+    logprobs: list[float]
+    kv: KVUsage
 
 
 async def _score(
-    endpoint: Endpoint, prompt: Sequence[int], choice: Sequence[int], kv: KVParams
-) -> tuple[list[float], int]:
-    """Log-probability of each of the choice's tokens, and the compactions the request went through.
+    endpoint: Endpoint,
+    prompt: Sequence[int],
+    choice: Sequence[int],
+    kv: KVParams,
+    publish: Publish,
+) -> _Scored:
+    """Log-probability of each of the choice's tokens, and the KV cache they were scored on.
 
     The first token of all has none; it counts as 0.
     """
+    score_row = getattr(endpoint.backend, "score_row", None)  # as Scoring has it
+    if score_row is not None:
+        logprobs = await score_row(prompt, choice, kv=kv, group_id=endpoint.group_id)
+        return _Scored(logprobs, KVUsage())
     sampling = SamplingParams(
         max_tokens=1,
         temperature=0.0,
@@ -122,28 +161,26 @@ async def _score(
         prompt_logprobs_start=len(prompt),  # so that the prompt itself may come from the tree
         ignore_eos=True,
     )
-    ignore: Callable[[RequestOutput, int], None] = lambda output, num_new_tokens: None  # noqa: E731
-    (output,) = await generate(endpoint, [*prompt, *choice], sampling, kv, ignore)
+    (output,) = await generate(endpoint, [*prompt, *choice], sampling, kv, publish)
     entries = (output.prompt_logprobs or [])[len(prompt) :]
     assert len(entries) == len(choice), f"{len(entries)} logprobs for {len(choice)} tokens"
-    return [0.0 if e is None else e.logprob for e in entries], output.kv.compactions
+    return _Scored([0.0 if entry is None else entry.logprob for entry in entries], output.kv)
 
 
-def _select_output(
-    node: Select,
-    rows: list[list[int]],
-    known: ChoiceScores,
-    won: Selection,
-    compactions: int,
-) -> SelectOutput:
-    return SelectOutput(
+def _result(
+    node: Select | Score, rows: list[list[int]], known: ChoiceScores, kv: list[KVUsage]
+) -> ScoreResult:
+    won = decide(node.method, known)
+    return ScoreResult(
         choices=node.choices,
-        choice=node.choices[won.index],
+        method=node.method,
         index=won.index,
         scores=won.scores,
         distribution=won.distribution,
+        winners=all_winners(node.choices, known),
         token_ids=rows,
         logprobs=known.logprobs,
         unconditional_logprobs=known.unconditional,
-        compactions=compactions,
+        compactions=max(usage.compactions for usage in kv),
+        kv=max(kv, key=lambda usage: usage.logical_len - usage.resident_len),
     )

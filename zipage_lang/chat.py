@@ -120,6 +120,13 @@ class ChatCursor:
         if self._held is not None:
             self._release_held(self._template.reply_prefix(self._roles), transcript)
 
+    @property
+    def turn_end(self) -> str:
+        """What the template will write behind the open message; nothing outside of messages."""
+        if self._open is None:
+            return ""
+        return self._template.suffix((*self._roles, self._open))
+
     def end(self, transcript: Transcript) -> None:
         assert self._open is not None, "no message is open"
         if self._held is not None:  # the author wrote it all

@@ -9,7 +9,13 @@ from zipage_lang.frontend.errors import ZipageError
 
 
 class NoBackendError(ZipageError):
-    """A program was run with no engine named and no default set."""
+    """A program was run with no engine named and no default set.
+
+    Parameters: none. Errors: it is one; raised by `run`, `flush_cache` and `get_server_info`.
+
+    >>> isinstance(zipage.NoBackendError(), Exception)
+    True
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -18,7 +24,16 @@ class NoBackendError(ZipageError):
 
 
 class LoopThreadError(ZipageError):
-    """Blocking code was called on the event loop that has to do the work it would wait for."""
+    """Blocking code was called on the event loop that has to do the work it would wait for.
+
+    Parameters: none. Errors: it is one; raised by blocking reads and `run` inside of `async def`
+    programs.
+
+    >>> async def body(s): zipage.function(lambda inner: None).run()
+    >>> zipage.function(body).run()
+    Traceback (most recent call last):
+    zipage_lang.errors.LoopThreadError: this would block the event loop ...
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -28,14 +43,42 @@ class LoopThreadError(ZipageError):
 
 
 class RunCancelledError(ZipageError):
-    """The run that a value belongs to was given up before the value was there."""
+    """The run or branch that a value belongs to was given up before the value was there.
 
-    def __init__(self) -> None:
-        super().__init__("the run ended before this value was generated")
+    Parameters:
+        reason: what `cancel(reason)` was told; None where the whole run ended.
+
+    Errors: it is one; raised where such a value is read, its cause is what ended the run.
+
+    >>> zipage.RunCancelledError()
+    RunCancelledError('the run ended before this value was generated')
+    """
+
+    def __init__(self, reason: str | None = None) -> None:
+        why = "the run ended" if reason is None else f"cancelled ({reason})"
+        super().__init__(f"{why} before this value was generated")
+        self.reason = reason
+
+
+class ProgramTimeoutError(ZipageError):
+    """A program of a batch took longer than `timeout`; its requests were aborted."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"the program took longer than timeout={timeout_s:g} s; give it more")
+        self.timeout_s = timeout_s
 
 
 class BatchError(ZipageError):
-    """Some programs of a batch raised. `results` holds, in input order, each state or exception."""
+    """Some programs of a batch raised.
+
+    Parameters:
+        results: in input order, each program's state or exception; also an attribute.
+
+    Errors: it is one; raised by `run_batch` without `return_exceptions`.
+
+    >>> zipage.BatchError([ValueError("no")]).results
+    [ValueError('no')]
+    """
 
     def __init__(self, results: list[Any]) -> None:
         failed = [index for index, item in enumerate(results) if isinstance(item, BaseException)]
@@ -45,3 +88,70 @@ class BatchError(ZipageError):
             "`.results` holds all of them, or pass return_exceptions=True"
         )
         self.results = results
+
+
+class ParseError(ZipageError):
+    """The text of a typed gen is no value of its type; the program goes on, the value is missing.
+
+    Parameters:
+        name: of the value.
+        wanted: what was asked for; the attribute `type`.
+        text: what was generated.
+        finish_reason: why it ended ("length": the value was cut off, give more max_tokens).
+
+    Errors: it is one; raised where the value is read.
+
+    >>> count = zipage.function(lambda s: s.append(zipage.gen("n", type=int)))
+    >>> count.run(backend=zipage.testing.ScriptedBackend("many"))["n"]
+    Traceback (most recent call last):
+    zipage_lang.errors.ParseError: n: 'many' is no int
+    """
+
+    def __init__(self, name: str, wanted: Any, text: str, finish_reason: str | None) -> None:
+        cut = " (cut off by max_tokens; raise it)" if finish_reason == "length" else ""
+        super().__init__(f"{name or 'gen'}: {text!r} is no {wanted!r}{cut}")
+        self.name = name
+        self.type = wanted
+        self.text = text
+        self.finish_reason = finish_reason
+
+
+class UnsupportedError(ZipageError):
+    """The backend can't do what was asked; raised at once, before anything is sent.
+
+    Parameters:
+        backend: the one that can't.
+        what: it was asked for.
+        instead: what the caller may do.
+
+    Errors: it is one; raised where a call is appended.
+
+    >>> zipage.UnsupportedError(zipage.testing.ScriptedBackend(), "kv=")
+    UnsupportedError("ScriptedBackend can't do kv=")
+    """
+
+    def __init__(self, backend: Any, what: str, instead: str = "") -> None:
+        hint = f"; {instead}" if instead else ""
+        super().__init__(f"{type(backend).__name__} can't do {what}{hint}")
+        self.what = what
+
+
+class ServerError(ZipageError):
+    """A server answered with an error, or not at all.
+
+    Parameters:
+        message: what it said.
+        status: the HTTP status; None where there was no answer, or the stream broke off.
+        retryable: the same call may succeed later (overload, restart, a broken connection).
+
+    Errors: it is one; raised where the value of a call is read. What the server calls a bad request
+    (400) is a ValueError instead.
+
+    >>> zipage.ServerError("busy", 503, retryable=True).retryable
+    True
+    """
+
+    def __init__(self, message: str, status: int | None, *, retryable: bool) -> None:
+        super().__init__(message if status is None else f"{message} (HTTP {status})")
+        self.status = status
+        self.retryable = retryable

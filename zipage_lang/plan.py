@@ -7,36 +7,79 @@ Knows nothing of queues, tokens or requests.
 import dataclasses
 from typing import Any
 
-from zipage_lang.ir import Expr, Gen, RoleBegin, RoleEnd, Select, Text, parts_of
+from zipage_lang.backend import Limited
+from zipage_lang.ir import (
+    Expr,
+    Gen,
+    Keep,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Score,
+    Select,
+    Text,
+    parts_of,
+)
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.seeds import Path, derive_seed
 from zipage_lang.session import RunSettings, merge_kv
+from zipage_lang.thoughts import THINKING_SUFFIX
 from zipage_lang.variables import Variable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GenCall:
-    """A gen with everything decided but its prompt."""
+    """A gen with everything decided but its prompt. `thinking` takes what separate_reasoning took
+    out.
+    """
 
     node: Gen
     sampling: SamplingParams
     kv: KVParams
     variable: Variable
+    thinking: Variable | None = None
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The values that this call fills, or fails."""
+        return [self.variable] if self.thinking is None else [self.variable, self.thinking]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SelectCall:
-    node: Select
+    """A select, or a score."""
+
+    node: Select | Score
     kv: KVParams
     variable: Variable
 
+    @property
+    def variables(self) -> list[Variable]:
+        return [self.variable]
 
-Planned = Text | RoleBegin | RoleEnd | GenCall | SelectCall
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScopeClose:
+    """The end of a var_scope, whose text goes into the variable."""
+
+    variable: Variable
+
+    @property
+    def variables(self) -> list[Variable]:
+        return [self.variable]
+
+
+Call = GenCall | SelectCall | ScopeClose
+Planned = Text | Keep | RoleBegin | RoleEnd | ScopeBegin | Call
 
 
 class Planner:
-    """Plans one state's expressions in the order in which they are appended."""
+    """Plans one state's expressions in the order in which they are appended.
+
+    Raises UnsupportedError for what the run's backend can't do, where it is appended.
+    """
 
     def __init__(self, settings: RunSettings, path: Path, kv: KVParams) -> None:
         self.open_role: str | None = None
@@ -54,7 +97,7 @@ class Planner:
         planned = []
         for part in parts:
             planned.append(self._plan_part(part, call_index))
-            call_index += isinstance(part, Gen | Select)
+            call_index += isinstance(part, Gen | Select | Score)
         self._num_calls, self.open_role = call_index, role
         return planned
 
@@ -88,16 +131,37 @@ class Planner:
 
     def _plan_part(self, part: Expr, call_index: int) -> Planned:
         match part:
-            case Text() | RoleBegin() | RoleEnd():
+            case Text() | Keep() | RoleBegin() | RoleEnd() | ScopeBegin():
                 return part
-            case Gen(name, _, kv):
-                variable = Variable(name or "", call_index)
-                return GenCall(
-                    part, self._sampling(part, call_index), merge_kv(self._kv, kv), variable
-                )
-            case Select(name):
+            case ScopeEnd(name):
+                return ScopeClose(Variable(name))
+            case Gen():
+                return self._plan_gen(part, call_index)
+            case Select(name) | Score(name):
+                self._check_select(part)
                 return SelectCall(part, self._kv, Variable(name, call_index))
         raise AssertionError(f"no rule for {part!r}")
+
+    def _plan_gen(self, node: Gen, call_index: int) -> GenCall:
+        name, thinking = node.name or "", None
+        if node.thoughts is not None and name:
+            thinking = Variable(name + THINKING_SUFFIX, call_index)
+        call = GenCall(
+            node,
+            self._sampling(node, call_index),
+            merge_kv(self._kv, node.kv),
+            Variable(name, call_index),
+            thinking,
+        )
+        backend = self._settings.backend
+        if isinstance(backend, Limited):
+            backend.check_gen(call.sampling, call.kv)
+        return call
+
+    def _check_select(self, node: Select | Score) -> None:
+        backend = self._settings.backend
+        if isinstance(backend, Limited):
+            backend.check_select(node.method, self._kv)
 
     def _sampling(self, node: Gen, call_index: int) -> SamplingParams:
         sampling = node.sampling(self._settings.sampling)

@@ -7,13 +7,16 @@ Knows nothing of how expressions run or of chat templates' text.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 from zipage_lang.backend import Backend, as_backend, default_backend
-from zipage_lang.batch import collect
+from zipage_lang.batch import Batch, BatchPolicy, collect
+from zipage_lang.budgets import Budget
 from zipage_lang.chat import ChatTemplate, Message
+from zipage_lang.gen_words import SAMPLING_WORDS, sampling_fields
 from zipage_lang.loops import LoopBridge
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.sampling_params import SamplingParams
@@ -22,24 +25,43 @@ from zipage_lang.seeds import derive_seed, random_root
 from zipage_lang.session import RunSettings
 from zipage_lang.start import Start
 from zipage_lang.state import AsyncState, ProgramState, StateHandle
+from zipage_lang.trace import Trace, open_trace
 
-SAMPLING_FIELDS = frozenset(field.name for field in dataclasses.fields(SamplingParams))
 MAX_THREADS = 64  # of a batch; each waits for one program's body
-RUN_WORDS = frozenset({"backend", "stream", "seed", "kv"})
+RUN_WORDS = frozenset({"backend", "stream", "seed", "kv", "trace", "budget"})
 
 
 def function(body: Callable[..., Any]) -> "Program":
-    """Decorator: make a program of `body`, whose first parameter is the state.
+    """Decorator: make a program of a Python function.
 
-    `def` bodies read with `s["x"]`, which blocks; `async def` bodies with `await s["x"]`. Raises
-    ValueError for a body without a state, with *args, or with a parameter that `run` needs itself.
+    Parameters:
+        body: takes the state first; `def` bodies read with `s["x"]`, which blocks, `async def`
+            bodies with `await s["x"]`.
+
+    Errors: ValueError for a body without a state, with *args, or with a parameter that `run` needs
+    itself.
+
+    >>> hello = zipage.function(lambda s, name: s.append("Hello " + name + zipage.gen("rest")))
+    >>> hello.run("Ada", backend=zipage.testing.ScriptedBackend("!")).text()
+    'Hello Ada!'
     """
     return Program(body)
 
 
 class Program:
-    """A program. `run`, `run_async` and `run_batch` start it; `program(s, ...)` goes on in the
-    state s.
+    """A program, as `zipage.function` makes one. `run`, `run_async` and `run_batch` start it;
+    `program(s, ...)` goes on in the state s.
+
+    Parameters:
+        body: as for `zipage.function`.
+        bound: arguments that are set already, as by `bind`.
+
+    Errors: as for `zipage.function`; `run` raises ValueError for an unknown argument, TypeError for
+    a missing or surplus one, NoBackendError without a backend, and what the body raises.
+
+    >>> double = zipage.Program(lambda s, text: s.append(text + text))
+    >>> [state.text() for state in double.run_batch([("a",), ("b",)])]
+    ['aa', 'bb']
     """
 
     def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
@@ -81,15 +103,19 @@ class Program:
         stream: bool = False,
         seed: int | None = None,
         kv: KVParams | None = None,
+        trace: "str | os.PathLike[str] | Trace | None" = None,
+        budget: Budget | None = None,
         **kwargs: Any,
     ) -> ProgramState:
         """Run the program and return its state.
 
         Returns when all of it is done, or with `stream` at once. `kwargs` are the body's arguments
         and SamplingParams fields, which are the defaults of every call. What the body raises is
-        raised here; a failed call raises its error where its value is read.
+        raised here; a failed call raises its error where its value is read. `trace`: a file that
+        gets what the run does, a line each, or a `zipage.Trace`; None: the variable ZIPAGE_TRACE.
+        `budget`: what the run may spend; where it runs out, the program gets what it has.
         """
-        start = self._start(args, kwargs, backend, seed, kv)
+        start = self._start(args, kwargs, backend, seed, kv, trace, budget)
         if stream:
             return start.in_background()
         return start.to_the_end()
@@ -100,10 +126,12 @@ class Program:
         backend: Any = None,
         seed: int | None = None,
         kv: KVParams | None = None,
+        trace: "str | os.PathLike[str] | Trace | None" = None,
+        budget: Budget | None = None,
         **kwargs: Any,
     ) -> ProgramState:
         """`run` for callers on any event loop; their own is not blocked."""
-        start = self._start(args, kwargs, backend, seed, kv)
+        start = self._start(args, kwargs, backend, seed, kv, trace, budget)
         return await start.awaited()
 
     def run_batch(
@@ -111,36 +139,88 @@ class Program:
         items: Iterable[Mapping[str, Any] | Iterable[Any]],
         *,
         backend: Any = None,
-        num_threads: int | None = None,
+        num_threads: int | Literal["auto"] | None = None,
         progress_bar: bool = False,
         return_exceptions: bool = False,
+        max_errors: int | None = None,
+        timeout: float | None = None,
+        retries: int = 0,
         seed: int | None = None,
         kv: KVParams | None = None,
+        trace: "str | os.PathLike[str] | Trace | None" = None,
+        budget: Budget | None = None,
         **sampling: Any,
     ) -> list[ProgramState]:
         """Run the program once for each item (its arguments by name or by position), all at once.
 
         Every program runs to its end. Those whose body raised stand in the list as their exception
         with `return_exceptions`; otherwise BatchError is raised, which holds all results. A `def`
-        body takes one of `num_threads` threads while it runs (None: up to 64), branches take none.
+        body takes one of `num_threads` threads while it runs (None or "auto": up to 64), branches
+        take none.
+
+        `timeout`: seconds each program may take; then it is cancelled and stands in the list as a
+        ProgramTimeoutError (a body that never comes back from its own Python code keeps its
+        thread). `retries`: how often a program is run again that raised an error whose `retryable`
+        is set (an engine that died, not a mistake); it draws the same seeds as before. `max_errors`:
+        when more programs than this have raised, the rest is cancelled. `budget` is for each.
         """
+        policy = BatchPolicy(max_errors, timeout, retries)
+        options = _BatchOptions(backend, num_threads, seed, kv, trace, budget, sampling)
+        batch = self._batch(items, options, policy)
+        return collect(batch, progress_bar=progress_bar, return_exceptions=return_exceptions)
+
+    def run_batch_iter(
+        self,
+        items: Iterable[Mapping[str, Any] | Iterable[Any]],
+        *,
+        backend: Any = None,
+        num_threads: int | Literal["auto"] | None = None,
+        max_errors: int | None = None,
+        timeout: float | None = None,
+        retries: int = 0,
+        seed: int | None = None,
+        kv: KVParams | None = None,
+        trace: "str | os.PathLike[str] | Trace | None" = None,
+        budget: Budget | None = None,
+        **sampling: Any,
+    ) -> Iterator[tuple[int, ProgramState | BaseException]]:
+        """As run_batch, giving (index, state or exception) of each program as it ends.
+
+        Programs begin with the first of them; leaving the iterator early cancels the rest.
+        """
+        policy = BatchPolicy(max_errors, timeout, retries)
+        options = _BatchOptions(backend, num_threads, seed, kv, trace, budget, sampling)
+        return iter(self._batch(items, options, policy))
+
+    def _batch(
+        self,
+        items: Iterable[Mapping[str, Any] | Iterable[Any]],
+        options: "_BatchOptions",
+        policy: BatchPolicy,
+    ) -> Batch:
+        num_threads = None if options.num_threads == "auto" else options.num_threads
         if num_threads is not None and num_threads < 1:
             raise ValueError(f"num_threads={num_threads} must be at least 1")
-        chosen = _choose_backend(backend)
-        LoopBridge(chosen.loop).check_may_block()
-        root, template = _root(seed), _template_of(chosen)
-        starts = []
+        chosen = _choose_backend(options.backend)
+        bridge = LoopBridge(chosen.loop)
+        bridge.check_may_block()
+        root, template = _root(options.seed), _template_of(chosen)
+        tracing = open_trace(options.trace)
+        attempts = []
         for index, item in enumerate(items):
-            item_seed = derive_seed(root, ("item", index))
-            settings = self._settings(chosen, template, sampling, item_seed, kv)
-            starts.append(Start(self._body, settings, self._arguments(*_as_arguments(item))))
-        with ThreadPoolExecutor(num_threads or MAX_THREADS, "zipage-batch") as pool:
-            return collect(
-                [start.submitted(pool) for start in starts],
-                progress_bar=progress_bar,
-                return_exceptions=return_exceptions,
-                cancel_all=lambda: _cancel(starts),
+            settings = self._settings(
+                chosen,
+                template,
+                options.sampling,
+                derive_seed(root, ("item", index)),
+                options.kv,
+                tracing,
+                options.budget,
             )
+            arguments = self._arguments(*_as_arguments(item))
+            attempts.append(functools.partial(Start, self._body, settings, arguments))
+        pool = ThreadPoolExecutor(num_threads or MAX_THREADS, "zipage-batch")
+        return Batch(attempts, pool, bridge, policy)
 
     def _start(
         self,
@@ -149,12 +229,15 @@ class Program:
         backend: Any,
         seed: int | None,
         kv: KVParams | None,
+        trace: "str | os.PathLike[str] | Trace | None",
+        budget: Budget | None,
     ) -> "Start":
-        sampling = {n: v for n, v in kwargs.items() if n in SAMPLING_FIELDS and not self._names(n)}
+        sampling = {n: v for n, v in kwargs.items() if n in SAMPLING_WORDS and not self._names(n)}
         values = {name: value for name, value in kwargs.items() if name not in sampling}
         arguments = self._arguments(args, values)
         chosen = _choose_backend(backend)
-        settings = self._settings(chosen, _template_of(chosen), sampling, _root(seed), kv)
+        template, tracing = _template_of(chosen), open_trace(trace)
+        settings = self._settings(chosen, template, sampling, _root(seed), kv, tracing, budget)
         return Start(self._body, settings, arguments)
 
     def _settings(
@@ -164,13 +247,17 @@ class Program:
         sampling: Mapping[str, Any],
         root_seed: int,
         kv: KVParams | None,
+        trace: Trace | None,
+        budget: Budget | None,
     ) -> RunSettings:
         return RunSettings(
             backend=backend,
             template=template,
-            sampling=SamplingParams(**sampling),
+            sampling=SamplingParams(**sampling_fields(sampling)),
             kv=kv or KVParams(),
             root_seed=root_seed,
+            trace=trace,
+            budget=budget,
         )
 
     def _arguments(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +271,7 @@ class Program:
             if name in by_position:
                 raise TypeError(f"{self!r} got two values for {name!r}")
             if not self._takes(name):
-                known = [*self._parameters, *SAMPLING_FIELDS, *RUN_WORDS]
+                known = [*self._parameters, *SAMPLING_WORDS, *RUN_WORDS]
                 raise unknown_name_error(f"argument of {self!r} or sampling field", name, known)
         arguments = {**self._bound, **by_position, **kwargs}
         self._signature.bind(None, **arguments)  # raises TypeError for what is missing
@@ -196,6 +283,19 @@ class Program:
     def _takes(self, name: str) -> bool:
         kinds = [parameter.kind for parameter in self._signature.parameters.values()]
         return self._names(name) or inspect.Parameter.VAR_KEYWORD in kinds
+
+
+@dataclasses.dataclass(frozen=True)
+class _BatchOptions:
+    """What run_batch and run_batch_iter take alike."""
+
+    backend: Any
+    num_threads: int | Literal["auto"] | None
+    seed: int | None
+    kv: KVParams | None
+    trace: "str | os.PathLike[str] | Trace | None"
+    budget: Budget | None
+    sampling: Mapping[str, Any]
 
 
 def _program_parameters(body: Callable[..., Any], signature: inspect.Signature) -> list[str]:
@@ -226,11 +326,6 @@ def _as_arguments(item: Any) -> tuple[list[Any], dict[str, Any]]:
     if isinstance(item, list | tuple):
         return list(item), {}
     raise ValueError(f"batch item {item!r} must be a dict of arguments, or a list or tuple of them")
-
-
-def _cancel(starts: Iterable[Start]) -> None:
-    for start in starts:
-        start.session.cancel()
 
 
 def _choose_backend(backend: Any) -> Backend:

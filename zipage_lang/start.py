@@ -23,6 +23,10 @@ class Start:
         self, body: Callable[..., Any], settings: RunSettings, arguments: dict[str, Any]
     ) -> None:
         self.session = Session(settings)
+        if settings.trace is not None:
+            self.session.trace = settings.trace.begin_run(
+                self.session.group_id, body, arguments, settings
+            )
         self._body = body
         self._is_async = inspect.iscoroutinefunction(body)
         self._arguments = arguments
@@ -42,25 +46,43 @@ class Start:
                 self._run_body()
             self._ended.result()
             self._state.sync()
-            self._bridge.wait(self.session.drain())
+            self._bridge.wait(self.session.end())
         except BaseException:
             self.session.cancel()
             raise
+        finally:
+            if self.session.trace is not None:
+                self.session.trace.ended(self.session, self._ended)
         return self._state
 
     def in_background(self) -> ProgramState:
         """Start the body in a thread (an async body: on the loop) and return at once."""
+        if self.session.trace is not None:
+            self.session.trace.end_with(self.session, self._ended)
+        self._ended.add_done_callback(lambda _: self._end_session_later())
         if self._is_async:
             asyncio.run_coroutine_threadsafe(self._run_on_loop(), self._bridge.loop)
         else:
             threading.Thread(target=self._run_body, name="zipage-body", daemon=True).start()
         return self._state
 
-    def submitted(self, pool: Executor) -> "Future[ProgramState]":
-        """Run to the end beside others: a `def` body in the pool, an async one on the loop."""
+    def submitted(self, pool: Executor, on_begin: Callable[[], None]) -> "Future[ProgramState]":
+        """Run to the end beside others: a `def` body in the pool, an async one on the loop.
+
+        `on_begin` is called there when it is this one's turn.
+        """
         if self._is_async:
+            on_begin()
             return asyncio.run_coroutine_threadsafe(self.awaited(), self._bridge.loop)
-        return pool.submit(self.to_the_end)
+        return pool.submit(self._to_the_end_from, on_begin)
+
+    def cancel(self, reason: str) -> None:
+        """Give the run up."""
+        self.session.cancel(reason=reason)
+
+    def _to_the_end_from(self, on_begin: Callable[[], None]) -> ProgramState:
+        on_begin()
+        return self.to_the_end()
 
     async def awaited(self) -> ProgramState:
         """Run to the end without blocking the caller's loop."""
@@ -71,11 +93,19 @@ class Start:
                 await asyncio.to_thread(self._run_body)
             self._ended.result()
             await asyncio.wrap_future(self._core.barrier())
-            await self._bridge.join(self.session.drain())
+            await self._bridge.join(self.session.end())
         except BaseException:
             self.session.cancel()
             raise
+        finally:
+            if self.session.trace is not None:
+                await self.session.trace.ended_async(self.session, self._ended)
         return self._state
+
+    def _end_session_later(self) -> None:
+        loop = self._bridge.loop
+        if not loop.is_closed():
+            asyncio.run_coroutine_threadsafe(self.session.end(), loop)
 
     @property
     def _bridge(self) -> LoopBridge:

@@ -5,15 +5,19 @@ Knows nothing of how expressions run or of decorators.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Iterator
 from concurrent.futures import Future
 from typing import Any, Self
 
 from zipage_lang.branches import AsyncBranches, Branches
+from zipage_lang.budgets import Account, Budget
 from zipage_lang.interpreter import StateCore
-from zipage_lang.ir import Role, RoleBegin, RoleEnd
+from zipage_lang.ir import Role, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, checked_name
+from zipage_lang.kv_report import KVReport
 from zipage_lang.loops import LoopBridge
+from zipage_lang.meta_info import MetaInfo, kv_report_of, meta_info
 from zipage_lang.runtime.kv_params import KVParams
+from zipage_lang.scratch import adopted, scratch_core
 from zipage_lang.stream import read_logs
 from zipage_lang.variables import Variable
 
@@ -29,7 +33,13 @@ class StateHandle:
         self.core.append(value)
         return self
 
+    def append(self, value: Any) -> Self:
+        """`s += value` as a method, for lambdas; returns the state."""
+        self.core.append(value)
+        return self
+
     def __setitem__(self, name: str, value: Any) -> None:
+        """Store a plain value; readers find it at once."""
         self.core.assign(name, value)
 
     def __contains__(self, name: str) -> bool:
@@ -41,10 +51,46 @@ class StateHandle:
         return self._role("system")
 
     def user(self) -> contextlib.AbstractContextManager[None]:
+        """As `system`, for a user message."""
         return self._role("user")
 
     def assistant(self) -> contextlib.AbstractContextManager[None]:
+        """As `system`, for an assistant message."""
         return self._role("assistant")
+
+    @contextlib.contextmanager
+    def var_scope(self, name: str) -> Generator[None]:
+        """`with s.var_scope("x"):` all text appended inside becomes the value of "x"."""
+        self.core.append(ScopeBegin(checked_name(name)))
+        yield
+        self.core.append(ScopeEnd(name))
+
+    def cancel(self, reason: str | None = None) -> None:
+        """Give this state up, and all its branches: running requests are aborted at once.
+
+        What is not there yet raises RunCancelledError, which tells the reason; values stay.
+        """
+        self.core.cancel(reason)
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Which limit of a budget last stopped a call of this state ("tokens", "calls", "seconds",
+        "kv_tokens"), or kept one from beginning; None while none did. Does not wait.
+        """
+        return self.core.door.stop_reason
+
+    @contextlib.contextmanager
+    def budget(self, budget: Budget | None = None, **limits: Any) -> "Generator[Account]":
+        """`with s.budget(tokens=500):` what is appended or forked inside spends from this budget.
+
+        Takes a `Budget` or its fields, and spends from all budgets around it too. Gives its account:
+        `reason`, `num_tokens`, `num_calls` so far. Raises ValueError for a bad limit.
+        """
+        account = self.core.enter(Budget(**limits) if budget is None else budget)
+        try:
+            yield account
+        finally:
+            self.core.leave(account)
 
     @property
     def root_seed(self) -> int:
@@ -67,7 +113,14 @@ class StateHandle:
 class ProgramState(StateHandle):
     """The state of a `def` program, and what `run` returns: reads block until the value is there.
 
-    A failed call raises its own error where its value (or the text behind it) is read.
+    Parameters: none of a program's concern; states are made by `run` and `fork`.
+
+    Errors: a failed call raises its own error where its value (or the text behind it) is read; a
+    name never queued is a KeyError.
+
+    >>> state = zipage.function(lambda s: s.append("1 + 1 = " + zipage.gen("sum"))).run()
+    >>> state["sum"], state.text(), state.error()
+    ('42', '1 + 1 = 42', None)
     """
 
     def __init__(self, core: StateCore, body: "Future[Any] | None" = None) -> None:
@@ -84,8 +137,25 @@ class ProgramState(StateHandle):
         return self._bridge.result(self._find(name).value)
 
     def meta(self, name: str) -> Any:
-        """The RequestOutput behind `name` (a list for n > 1), or the SelectOutput of a select."""
+        """The RequestOutput behind `name` (a list for n > 1), or the ScoreResult of a select."""
         return self._bridge.result(self._find(name).meta)
+
+    def get_var(self, name: str) -> Any:
+        """SGLang's `s[name]`."""
+        return self[name]
+
+    def get_meta_info(self, name: str) -> MetaInfo | None:
+        """SGLang's view of `meta(name)` as a dict; None for a name without a call."""
+        return meta_info(self.meta(name)) if name in self else None
+
+    def kv(self, name: str | None = None) -> KVReport:
+        """What the call behind `name` kept and dropped of the KV cache; None: all calls of this
+        state (since its fork) together.
+        """
+        if name is None:
+            self.sync()
+            return self.core.kv_report
+        return kv_report_of(self.meta(name))
 
     def text(self) -> str:
         """All text so far, the author's and the generated."""
@@ -115,9 +185,46 @@ class ProgramState(StateHandle):
         body_error = None if self._body is None else self._body.exception()
         return body_error or self.core.error
 
-    def fork(self, num_branches: int, *, kv: KVParams | None = None) -> Branches["ProgramState"]:
-        """Branches that go on from here and share these exact tokens; `kv` bounds their calls."""
-        return Branches(self.core, [ProgramState(c) for c in self.core.fork(num_branches, kv)])
+    @contextlib.contextmanager
+    def copy(self, *, kv: KVParams | None = None) -> "Generator[ProgramState]":
+        """`with s.copy() as t:` a branch whose text does not stay; its values come back, each as a
+        list of one.
+        """
+        branches = self.fork(1, kv=kv)
+        yield branches[0]
+        branches.join()
+
+    def fork(
+        self, num_branches: int = 1, *, kv: KVParams | None = None, budget: Budget | None = None
+    ) -> Branches["ProgramState"]:
+        """Branches that go on from here and share these exact tokens; `kv` bounds their calls.
+
+        `budget` is for each of them; all spend from the budgets around the fork too.
+        """
+        cores = self.core.fork(num_branches, kv, budget)
+        return Branches(self.core, [ProgramState(core) for core in cores])
+
+    @contextlib.contextmanager
+    def scratch(self) -> "Generator[ProgramState]":
+        """`with s.scratch() as t:` what is appended to `t` goes on from here, and does not stay.
+
+        The values of `t` are those of `s` afterwards, at once and without waiting. May be nested.
+
+        >>> def program(s):
+        ...     with s.scratch() as t:
+        ...         t += "Think: " + zipage.gen("idea")
+        ...     return s["idea"], s.text()
+        >>> zipage.function(program).run(backend=zipage.testing.ScriptedBackend("hm")).ret_value
+        ('hm', '')
+        """
+        with scratch_core(self.core) as core:
+            yield ProgramState(core)
+
+    def adopt(self, branch: "StateHandle") -> None:
+        """Wait for a branch of this state, then append what it said, token by token, and take over
+        its values. Raises the branch's error.
+        """
+        self._bridge.wait(adopted(self.core, branch.core))
 
     def text_iter(self, name: str | None = None) -> Iterator[str]:
         """Generated text as it comes: of `name`, or of all calls. A failure is raised in place."""
@@ -156,7 +263,14 @@ class ProgramState(StateHandle):
 
 
 class AsyncState(StateHandle):
-    """The state of an `async def` program: reads are awaited, `await s["x"]`."""
+    """The state of an `async def` program: reads are awaited, `await s["x"]`.
+
+    Parameters and errors: as for ProgramState.
+
+    >>> async def body(s): return await s.append(zipage.gen("a"))["a"]
+    >>> zipage.function(body).run().ret_value
+    '42'
+    """
 
     def __getitem__(self, name: str) -> Awaitable[Any]:
         """As ProgramState's, to be awaited; KeyError at once for a name never queued."""
@@ -165,6 +279,21 @@ class AsyncState(StateHandle):
     def meta(self, name: str) -> Awaitable[Any]:
         """As ProgramState.meta."""
         return asyncio.wrap_future(self._known(name).meta)
+
+    def get_var(self, name: str) -> Awaitable[Any]:
+        """As ProgramState.get_var."""
+        return self[name]
+
+    async def get_meta_info(self, name: str) -> MetaInfo | None:
+        """As ProgramState.get_meta_info."""
+        return meta_info(await self.meta(name)) if name in self else None
+
+    async def kv(self, name: str | None = None) -> KVReport:
+        """As ProgramState.kv."""
+        if name is None:
+            await self.sync()
+            return self.core.kv_report
+        return kv_report_of(await self.meta(name))
 
     async def text(self) -> str:
         """As ProgramState.text."""
@@ -190,9 +319,32 @@ class AsyncState(StateHandle):
         await self.sync()
         return self.core.error
 
-    def fork(self, num_branches: int, *, kv: KVParams | None = None) -> AsyncBranches["AsyncState"]:
+    def scratch(self) -> "contextlib.AbstractContextManager[AsyncState]":
+        """As ProgramState.scratch: a plain `with`, since nothing is waited for."""
+        return self._scratch()
+
+    @contextlib.contextmanager
+    def _scratch(self) -> "Generator[AsyncState]":
+        with scratch_core(self.core) as core:
+            yield AsyncState(core)
+
+    async def adopt(self, branch: StateHandle) -> None:
+        """As ProgramState.adopt."""
+        await adopted(self.core, branch.core)
+
+    @contextlib.asynccontextmanager
+    async def copy(self, *, kv: KVParams | None = None) -> "AsyncGenerator[AsyncState]":
+        """As ProgramState.copy, with `async with`."""
+        branches = self.fork(1, kv=kv)
+        yield branches[0]
+        await branches.join()
+
+    def fork(
+        self, num_branches: int = 1, *, kv: KVParams | None = None, budget: Budget | None = None
+    ) -> AsyncBranches["AsyncState"]:
         """As ProgramState.fork."""
-        return AsyncBranches(self.core, [AsyncState(c) for c in self.core.fork(num_branches, kv)])
+        cores = self.core.fork(num_branches, kv, budget)
+        return AsyncBranches(self.core, [AsyncState(core) for core in cores])
 
     def text_async_iter(self, name: str | None = None) -> AsyncIterator[str]:
         """As ProgramState.text_async_iter."""

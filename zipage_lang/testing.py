@@ -9,6 +9,7 @@ Knows nothing of the interpreter.
 
 import asyncio
 import dataclasses
+import importlib
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -19,9 +20,8 @@ from zipage_lang.loops import shared_loop
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.messages import KVUsage, LogprobEntry, Usage
 from zipage_lang.runtime.sampling_params import SamplingParams
+from zipage_lang.script_ends import cut_at_stop, end_of, render_chatml
 from zipage_lang.script_tokenizers import (
-    BEGIN,
-    END,
     EOS_TOKEN_ID,
     SPECIALS,
     ByteTokenizer,
@@ -37,8 +37,6 @@ __all__ = [
     "WordTokenizer",
     "render_chatml",
 ]
-
-DEFAULT_SYSTEM = "You are a script."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +70,14 @@ class ScriptedBackend:
 
     `script`: a string, a Reply or an exception for every call; a list of them, used in the order of
     the calls; a mapping from prompt endings (strings) or patterns searched in the prompt to any of
-    these; or a function of the Call. `token_logprob(context, token)` answers for prompt_logprobs.
+    these; or a function of the Call. `token_logprob(context, token)` answers for the logprobs of
+    prompts, choices and drawn tokens. `tokenizer` is a ByteTokenizer unless given, `render` a
+    chat template. What was asked for stands in `calls`. Raises AssertionError, where the value is
+    read, for a call that the script has no reply for.
+
+    >>> backend = zipage.testing.ScriptedBackend({"2+2=": "4", "3+3=": ValueError("no")})
+    >>> zipage.function(lambda s: s.append("2+2=" + zipage.gen("a"))).run(backend=backend)["a"]
+    '4'
     """
 
     def __init__(
@@ -168,11 +173,13 @@ class ScriptedBackend:
         for token_ids in self._prefixes(call, reply):
             await asyncio.sleep(reply.token_delay_s)
             decoded = self.decode(token_ids, skip_special_tokens=call.sampling.skip_special_tokens)
-            cut = _cut_at_stop(decoded, call.sampling)
+            cut = cut_at_stop(decoded, call.sampling)
             now = cut.text.rstrip("\ufffd")
             output = self._output(call, token_ids, now, now[len(text) :])
             text = now
-            end = _end_of(token_ids, call.sampling, cut)
+            logprobs = self._drawn_logprobs(call, token_ids)
+            output = dataclasses.replace(output, logprobs=logprobs)
+            end = end_of(token_ids, call.sampling, cut)
             if end is not None:
                 yield dataclasses.replace(output, finish_reason=end.reason, stop_reason=end.by)
                 return
@@ -203,6 +210,17 @@ class ScriptedBackend:
             prompt_logprobs=self._prompt_logprobs(call),
         )
 
+    def _drawn_logprobs(self, call: Call, token_ids: list[int]) -> list[LogprobEntry] | None:
+        if call.sampling.logprobs is None:
+            return None
+        entries = []
+        for length, token_id in enumerate(token_ids):
+            drawn = self.decode(token_ids[:length], skip_special_tokens=False)
+            token = self.decode([token_id], skip_special_tokens=False)
+            logprob = self._token_logprob(call.prompt + drawn, token)
+            entries.append(LogprobEntry(token_id, logprob, 1, [(token_id, logprob)]))
+        return entries
+
     def _prompt_logprobs(self, call: Call) -> list[LogprobEntry | None] | None:
         if call.sampling.prompt_logprobs is None:
             return None
@@ -215,35 +233,6 @@ class ScriptedBackend:
         return entries
 
 
-@dataclasses.dataclass(frozen=True)
-class _Cut:
-    text: str
-    stop: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class _End:
-    reason: str
-    by: str | int | None = None
-
-
-def _cut_at_stop(text: str, sampling: SamplingParams) -> _Cut:
-    found = [(text.index(stop), stop) for stop in sampling.stop_strings if stop in text]
-    if not found:
-        return _Cut(text, None)
-    position, stop = min(found)
-    return _Cut(text[:position], stop)
-
-
-def _end_of(token_ids: list[int], sampling: SamplingParams, cut: _Cut) -> _End | None:
-    """Why the output ends after these tokens, if it does."""
-    if cut.stop is not None:
-        return _End("stop", cut.stop)
-    if token_ids[-1] in {EOS_TOKEN_ID, *sampling.stop_token_ids}:
-        return _End("stop", token_ids[-1])
-    return _End("length") if len(token_ids) >= sampling.max_tokens else None
-
-
 def _matching(script: Mapping[Any, Any], prompt: str) -> Any:
     for key, reply in script.items():
         fits = key.search(prompt) if isinstance(key, re.Pattern) else prompt.endswith(key)
@@ -252,9 +241,8 @@ def _matching(script: Mapping[Any, Any], prompt: str) -> Any:
     raise AssertionError(f"the script has no reply for a prompt that ends {prompt[-80:]!r}")
 
 
-def render_chatml(messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
-    """ChatML with a default system message, as many small instruct models have it."""
-    if messages and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": DEFAULT_SYSTEM}, *messages]
-    text = "".join(f"{BEGIN}{m['role']}\n{m['content']}{END}\n" for m in messages)
-    return text + (f"{BEGIN}assistant\n" if add_generation_prompt else "")
+def __getattr__(name: str) -> Any:
+    """StatefulBackend is built on this module, so it is loaded when it is asked for."""
+    if name != "StatefulBackend":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module("zipage_lang.scripted_states").StatefulBackend

@@ -28,6 +28,7 @@ class Transcript:
         self._pieces: list[str] = []
         self._opened_by_template: bool | None = None
         self._authored_len: int | None = None  # tokens before the first generated one
+        self._kept_len = 0  # tokens up to the end of the last kept text
 
     @property
     def text(self) -> str:
@@ -37,6 +38,11 @@ class Transcript:
     def authored_len(self) -> int:
         """Tokens the author wrote before the first generated one; all while there is none."""
         return len(self._token_ids) if self._authored_len is None else self._authored_len
+
+    @property
+    def kept_len(self) -> int:
+        """Tokens up to the end of the last text that must never be compacted; 0 without one."""
+        return self._kept_len
 
     def write(self, text: str) -> None:
         """Append the author's text."""
@@ -53,6 +59,28 @@ class Transcript:
             self._token_ids += self._tokenizer.encode(self._pending, add_special_tokens=opens_plain)
             self._pending = ""
         return list(self._token_ids)
+
+    def keep(self) -> None:
+        """All text so far must stay. Its end becomes a border between tokens."""
+        self._kept_len = len(self.settle())
+
+    def cut_end(self, mark: str, floor: int) -> None:
+        """Take back `mark` and the space behind it where the text ends in them, and only if they
+        are whole tokens behind the first `floor`.
+        """
+        text = self.text
+        rest = text.rstrip().removesuffix(mark)
+        if self._pending or rest == text.rstrip():
+            return
+        ending = text[len(rest) :]
+        for start in range(len(self._token_ids) - 1, floor - 1, -1):
+            tail = self._tokenizer.decode(self._token_ids[start:], skip_special_tokens=False)
+            if tail == ending:
+                del self._token_ids[start:]
+                self._pieces = [rest]
+                self._kept_len = min(self._kept_len, start)
+            if len(tail) >= len(ending):
+                return
 
     def add_generated(self, token_ids: Sequence[int], text: str, unfinished: str) -> None:
         """Append generated tokens as they are.
@@ -81,6 +109,7 @@ class Transcript:
         twin._pieces = [self.text]
         twin._opened_by_template = self._opened_by_template
         twin._authored_len = self._authored_len
+        twin._kept_len = self._kept_len
         return twin
 
     def append_from(self, other: "Transcript", start: "ForkPoint") -> None:
@@ -89,6 +118,8 @@ class Transcript:
         if self._authored_len is None and other._authored_len is not None:
             authored_after = max(0, other._authored_len - start.num_tokens)
             self._authored_len = len(self._token_ids) + authored_after
+        if other._kept_len > start.num_tokens:
+            self._kept_len = len(self._token_ids) + other._kept_len - start.num_tokens
         self._token_ids += other._token_ids[start.num_tokens :]
         self._pending = other._pending
         self._pieces.append(other.text[start.num_characters :])

@@ -25,6 +25,11 @@ class Variable:
         self.meta.set_result(meta)
         self.value.set_result(value)
 
+    def miss(self, error: BaseException, meta: Any) -> None:
+        """The call is done and told all there is to tell, but there is no value in it."""
+        self.meta.set_result(meta)
+        self.value.set_exception(error)
+
     def fail(self, error: BaseException) -> None:
         self.meta.set_exception(error)
         self.value.set_exception(error)

@@ -13,6 +13,7 @@ rm -rf "$package" && mkdir -p "$package"
 cp -r zipage_lang "$package/"
 cp -r frontend kernels radix_cache runtime "$package/zipage_lang/"
 export PYTHONPATH="$package:$site"
+export ZIPAGE_KERNELS="$PWD/.built/zipage"
 export PYTHONUNBUFFERED=1
 OUT=${OUT:-/tmp/out}
 mkdir -p "$OUT"

@@ -17,6 +17,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from zipage_lang.kernels.reference.fused_ops import silu_mul
+
 MAX_PACKED_ROWS = 32
 MAX_PACK_BYTES = 2 * 2**30
 
@@ -69,6 +71,18 @@ class LinearProducts:
         if prepared.bias is None:
             return torch.mm(x, prepared.weight)
         return torch.addmm(prepared.bias, x, prepared.weight)
+
+    def gated_linear(self, x: Tensor, prepared: PreparedLinear) -> Tensor:
+        """silu(gate) * up, where the weight's first half makes gate and the second up.
+
+        Args:
+            x: [num_rows, in_size], of the weight's dtype.
+            prepared: from `prepare`, of a weight [2 * size, in_size].
+
+        Returns:
+            [num_rows, size].
+        """
+        return silu_mul(self.linear(x, prepared))
 
 
 def _can_pack() -> bool:

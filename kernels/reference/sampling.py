@@ -170,7 +170,7 @@ def score_tokens(
     """Log-probabilities (natural log) of one token per line and of the likeliest ones.
 
     Args:
-        logits: float32 [num_lines, vocab_size].
+        logits: float32, bfloat16 or float16 [num_lines, vocab_size]; scored in float32.
         token_ids: int64 [num_lines].
         num_top: how many of the likeliest to report.
     Returns:
@@ -179,6 +179,7 @@ def score_tokens(
         top_ids: int64 [num_lines, num_top], likeliest first, ties to the lower token id.
         top_logprobs: float32 [num_lines, num_top].
     """
+    logits = logits.float()  # [num_lines, vocab_size]
     logprobs = torch.log_softmax(logits, -1).clamp_(min=torch.finfo(torch.float32).min)
     token_ids = token_ids[:, None]  # [num_lines, 1]
     chosen = logits.gather(1, token_ids)

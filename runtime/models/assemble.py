@@ -62,6 +62,19 @@ class _Weights:
         self, prefix: str, parts: dict[str, int], in_size: int, *, has_bias: bool
     ) -> Any:
         """Projections of one input, merged and prepared: `parts` gives names and output sizes."""
+        weight, bias = self._merged(prefix, parts, in_size, has_bias=has_bias)
+        return self._backend.prepare_linear(weight, bias)
+
+    def take_gated_linear(
+        self, prefix: str, parts: dict[str, int], in_size: int, *, has_bias: bool
+    ) -> Any:
+        """The same for two projections of equal size, of which the first gates the second."""
+        weight, bias = self._merged(prefix, parts, in_size, has_bias=has_bias)
+        return self._backend.prepare_gated_linear(weight, bias)
+
+    def _merged(
+        self, prefix: str, parts: dict[str, int], in_size: int, *, has_bias: bool
+    ) -> tuple[Tensor, Tensor | None]:
         for part, size in parts.items():  # before anything of that size is allocated
             self._check(f"{prefix}.{part}.weight", (size, in_size))
             if has_bias:
@@ -77,7 +90,7 @@ class _Weights:
             if bias is not None:
                 bias[rows] = self._source.read(f"{name}.bias")
             start += size
-        return self._backend.prepare_linear(weight, bias)
+        return weight, bias
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._backend.device)
@@ -131,7 +144,7 @@ def _mlp(arch: ArchConfig, weights: _Weights, prefix: str) -> GatedMlp:
     inner = arch.intermediate_size
     parts = {"gate_proj": inner, "up_proj": inner}
     return GatedMlp(
-        gate_up=weights.take_linear(prefix, parts, arch.hidden_size, has_bias=arch.mlp_bias),
+        gate_up=weights.take_gated_linear(prefix, parts, arch.hidden_size, has_bias=arch.mlp_bias),
         down=weights.take_linear(
             prefix, {"down_proj": arch.hidden_size}, inner, has_bias=arch.mlp_bias
         ),

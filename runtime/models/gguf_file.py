@@ -77,6 +77,25 @@ class GgufFile:
         return np.array(values, dtype=np.float32).reshape(tensor.shape)
 
 
+def read_gguf_texts(path: Path, key: str) -> tuple[dict[str, Any], list[str]]:
+    """A file's metadata, and the one array of strings that stands under `key`.
+
+    Raises ValueError where the file is no whole GGUF file, or has no such array.
+    """
+    data = np.memmap(path, dtype=np.uint8, mode="r").data
+    metadata, _ = _read_header(data)
+    cursor = _Cursor(data)
+    cursor.skip(4)
+    cursor.number("I")
+    cursor.number("Q")
+    for _ in range(cursor.number("Q")):
+        name, kind = cursor.text(), cursor.number("I")
+        if name == key and kind == _ARRAY:
+            return metadata, cursor.texts()
+        cursor.value(kind)
+    raise ValueError(f"{path} has no metadata {key!r}")
+
+
 def _as_rows(raw: np.ndarray, tensor: GgufTensor) -> np.ndarray:
     """The bytes as `dequantize` takes them: typed for plain floats, rows of bytes for the rest."""
     plain = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
@@ -131,6 +150,14 @@ class _Cursor:
         for _ in range(count):
             self.skip(self.number("Q"))
         return None
+
+    def texts(self) -> list[str]:
+        """An array of strings."""
+        kind, count = self.number("I"), self.number("Q")
+        if kind != _STRING:
+            raise ValueError(f"array type {kind} at byte {self.at}, where strings are wanted")
+        self.require(count, 8)
+        return [self.text() for _ in range(count)]
 
     def require(self, count: int, least_bytes: int) -> None:
         """`count` entries of at least `least_bytes` each must still fit."""

@@ -27,7 +27,7 @@ class AttentionBlock:
     """Projects, rotates, stores K and V, attends, and keeps the queries that scoring asks for."""
 
     layer: int
-    qkv: Any  # from Backend.prepare_linear, as are `out` and the MLP's two
+    qkv: Any  # from Backend.prepare_linear, as are `out` and the MLP's `down`
     norms: HeadNorms | None
     out: Any
 
@@ -70,13 +70,13 @@ class AttentionBlock:
 class GatedMlp:
     """down(silu(gate(x)) * up(x)), gate and up in one product."""
 
-    gate_up: Any
+    gate_up: Any  # from Backend.prepare_gated_linear
     down: Any
 
     def __call__(self, x: Tensor, backend: Backend) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
-        gate_up = backend.linear(x, self.gate_up)  # [num_tokens, 2 * intermediate_size]
-        return backend.linear(backend.silu_mul(gate_up), self.down)
+        gated = backend.gated_linear(x, self.gate_up)  # [num_tokens, intermediate_size]
+        return backend.linear(gated, self.down)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

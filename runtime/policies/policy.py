@@ -21,10 +21,10 @@ To ship it, name an instance (or the class) under the entry point group `zipage_
 import dataclasses
 from typing import NamedTuple, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
-from zipage_lang.kernels.backend import Backend, TailQueries
+from zipage_lang.kernels.backend import Backend, ScoreBlend, TailQueries
+from zipage_lang.kernels.reference.tails import stored_history
 
 
 class Scores(NamedTuple):
@@ -81,10 +81,7 @@ class TailView:
 
     def history(self) -> Tensor:
         """Global score F, float32 [num_rows, num_kv_heads, max_tail]; 0 where a slot has none."""
-        stored = gather_state(self.score_blocks, self.slots)
-        index = torch.arange(self.slots.shape[1], device=self.slots.device)
-        stateful = index < self.stateful_lens[:, None]  # [num_rows, max_tail]
-        return stored.masked_fill(~stateful[:, None], 0.0)
+        return stored_history(self.score_blocks, self.slots, self.stateful_lens)
 
     def attention_mass(self) -> Tensor:
         """Share of the newest queries' attention, float32 [num_rows, num_kv_heads, max_tail].
@@ -136,15 +133,10 @@ class Policy(Protocol):
     def num_sinks(self) -> int:
         """Oldest tail tokens that are always kept, after the recent ones."""
 
-    def score(self, view: TailView) -> Scores:
-        """Score every tail slot; pure: writes nothing."""
+    def score(self, view: TailView) -> Scores | ScoreBlend:
+        """Score every tail slot; pure: writes nothing.
 
-
-def gather_state(state_blocks: Tensor, slots: Tensor) -> Tensor:
-    """Slot state [num_blocks, block_size, num_kv_heads] -> [num_rows, num_kv_heads, max_tail].
-
-    slots: int64 [num_rows, max_tail]; padding (-1) reads slot 0, so mask what comes of it.
-    """
-    flat = state_blocks.view(-1, state_blocks.shape[-1])
-    found = flat.index_select(0, slots.clamp(min=0).flatten())
-    return found.view(*slots.shape, -1).transpose(1, 2)
+        A `ScoreBlend` leaves the last step of the Zipage score to the compressor, which takes it
+        together with the selection; its meaning and its outcome are those of the `Scores` that
+        `combine_scores` makes of it.
+        """

@@ -8,7 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from zipage_lang.runtime.policies.policy import Scores, TailView
+from zipage_lang.kernels.backend import ScoreBlend
+from zipage_lang.runtime.policies.policy import TailView
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,20 +40,16 @@ class Zipage:
         if not 0 <= self.mass_weight <= 1:
             raise ValueError(f"mass_weight={self.mass_weight} must lie between 0 and 1")
 
-    def score(self, view: TailView) -> Scores:
+    def score(self, view: TailView) -> ScoreBlend:
         mass, similarity = self._mass_and_similarity(view)
-        keep, history = view.backend.combine_scores(
-            mass,
-            similarity,
-            view.history(),
-            view.lens,
-            view.is_first,
+        return ScoreBlend(
+            mass=mass,
+            similarity=similarity,
             decay=self.history_decay,
             pool_kernel=self.pool_kernel,
             temperature=self.temperature,
             mass_weight=self.mass_weight,
         )
-        return Scores(keep=keep, history=history)
 
     def _mass_and_similarity(self, view: TailView) -> tuple[Tensor, Tensor]:
         if self.redundancy == "flash":

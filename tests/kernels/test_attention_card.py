@@ -25,11 +25,11 @@ def make_batch(rng, q_lens, kv_lens, block_size, pool_blocks):
     return AttentionBatch(starts, torch.tensor(kv_lens, dtype=torch.int32), tables)
 
 
-def make_tensors(heads, pool_blocks, num_tokens):
-    """Queries as a view into a wider tensor, and a pool; both random bfloat16."""
+def make_tensors(heads, pool_blocks, num_tokens, dtype=torch.bfloat16):
+    """Queries as a view into a wider tensor, and a pool; both random."""
     pool_shape = (pool_blocks, 2, heads.block_size, heads.num_kv_heads, heads.head_dim)
-    layer_kv = torch.randn(pool_shape, device=CARD).bfloat16()
-    wide = torch.randn(num_tokens, heads.num_q_heads + 3, heads.head_dim, device=CARD).bfloat16()
+    layer_kv = torch.randn(pool_shape, device=CARD).to(dtype)
+    wide = torch.randn(num_tokens, heads.num_q_heads + 3, heads.head_dim, device=CARD).to(dtype)
     return wide[:, : heads.num_q_heads], layer_kv
 
 
@@ -59,26 +59,41 @@ def assert_right(found, wanted):
         assert error < bound, error
 
 
-@pytest.mark.parametrize("block_size", [1, 16, 64])
-@pytest.mark.parametrize("heads", [(32, 8, 128), (40, 8, 128), (64, 8, 128), (4, 2, 64)])
-@pytest.mark.parametrize("load", ["decodes", "few", "mixed", "chunk"])
-def test_attention_equals_float64(block_size, heads, load):
-    rng = random.Random(f"{block_size} {heads} {load}")
-    q_lens = {
-        "decodes": [1] * 70,
-        "few": [1] * 3,
-        "mixed": [1] * 9 + [130, 1, 7],
-        "chunk": [411],
-    }[load]
+LOADS = {
+    "decodes": [1] * 70,
+    "few": [1] * 3,
+    "mixed": [1] * 9 + [130, 1, 7],
+    "chunk": [411],
+}
+
+
+def check_eager(q_lens, shape, dtype):
+    rng = random.Random(f"{shape} {q_lens}")
     kv_lens = [q_len + rng.randrange(1500) for q_len in q_lens]
-    shape = Heads(*heads, block_size)
-    pool_blocks = 2 + sum(-(-kv_len // block_size) for kv_len in kv_lens)
-    batch = make_batch(rng, q_lens, kv_lens, block_size, pool_blocks)
-    q, layer_kv = make_tensors(shape, pool_blocks, sum(q_lens))
-    kernels = FlashInferAttention(torch.device(CARD), torch.bfloat16)
+    pool_blocks = 2 + sum(-(-kv_len // shape.block_size) for kv_len in kv_lens)
+    batch = make_batch(rng, q_lens, kv_lens, shape.block_size, pool_blocks)
+    q, layer_kv = make_tensors(shape, pool_blocks, sum(q_lens), dtype)
+    kernels = FlashInferAttention(torch.device(CARD), dtype)
     plan = kernels.plan_attention(batch, *shape)
     found = kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
+    assert found[0].dtype == dtype
     assert_right(found, exact(q, layer_kv, batch, shape))
+    out, lse = kernels.attention(q, layer_kv, plan, SCALE, need_lse=False)
+    assert lse is None
+    assert torch.equal(out, found[0])
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+@pytest.mark.parametrize("heads", [(32, 8, 128), (40, 8, 128), (64, 8, 128), (4, 2, 64)])
+@pytest.mark.parametrize("load", LOADS)
+def test_attention_equals_float64(block_size, heads, load):
+    check_eager(LOADS[load], Heads(*heads, block_size), torch.bfloat16)
+
+
+def test_float16_attention_equals_float64():
+    """FlashInfer builds this module where no one has built it before: half a minute, once."""
+    for q_lens in LOADS.values():
+        check_eager(q_lens, Heads(8, 2, 64, 16), torch.float16)
 
 
 @pytest.mark.parametrize("bucket", [1, 8, 33, 34, 96])

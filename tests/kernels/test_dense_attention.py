@@ -1,4 +1,4 @@
-"""The card's float32 attention against the CPU twin; it is plain torch, so it runs here too."""
+"""The card's float32 attention against the CPU twin; it is plain torch, so it runs on both."""
 
 import random
 
@@ -11,7 +11,7 @@ from zipage_lang.kernels.reference import attention as reference
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (8, 1)])
-def test_dense_attention_equals_the_twin(heads):
+def test_dense_attention_equals_the_twin(device, heads):
     rng, block_size, head_dim = random.Random(heads[0]), 4, 24
     q_lens = [1, 1, 9, 3, 1]
     kv_lens = [q_len + rng.randrange(40) for q_len in q_lens]
@@ -24,10 +24,11 @@ def test_dense_attention_equals_the_twin(heads):
     q = torch.randn(sum(q_lens), heads[0], head_dim)
     shape = (*heads, head_dim, block_size)
 
-    kernels = DenseAttention(torch.device("cpu"))
-    out, lse = kernels.attention(q, layer_kv, kernels.plan_attention(batch, *shape), 0.2, True)
+    kernels = DenseAttention(device)
+    found_plan = kernels.plan_attention(batch, *shape)
+    found = kernels.attention(q.to(device), layer_kv.to(device), found_plan, 0.2, True)
 
     plan = reference.plan_attention(batch, *shape)
-    wanted_out, wanted_lse = reference.attention(q, layer_kv, plan, 0.2, need_lse=True)
-    torch.testing.assert_close(out, wanted_out, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(lse, wanted_lse, atol=1e-5, rtol=1e-5)
+    wanted = reference.attention(q, layer_kv, plan, 0.2, need_lse=True)
+    for part, right in zip(found, wanted, strict=True):
+        torch.testing.assert_close(part.cpu(), right, atol=1e-5, rtol=1e-5)

@@ -24,6 +24,8 @@ BAD_OPTIONS = [
     ("num_blocks", 0, "must be at least 1"),
     ("kv_cache_memory", 0, "must be above 0 GiB"),
     ("kv_cache_memory", -1.5, "must be above 0 GiB"),
+    ("gpu_memory_share", 0, "must be above 0, at most 1"),
+    ("gpu_memory_share", 1.5, "must be above 0, at most 1"),
     ("swap_space", -0.5, "must be at least 0"),
     ("max_running", 0, "must be at least 1"),
     ("max_step_tokens", 0, "must be at least 1"),

@@ -15,6 +15,7 @@ from zipage_lang.kernels.backend import choose_backend
 from zipage_lang.runtime.kv_cache import KVCache, KVShape
 from zipage_lang.runtime.kv_compressor import KVCompressor
 from zipage_lang.runtime.policies.full import Full
+from zipage_lang.runtime.policies.policy import Scores
 from zipage_lang.runtime.policies.random import Random
 from zipage_lang.runtime.policies.streaming import Streaming
 from zipage_lang.runtime.policies.zipage import Zipage
@@ -552,6 +553,46 @@ def test_same_plan_on_the_same_cache_gives_the_same_bits():
         outcomes.append((kept_positions(world, item), world.cache.kv.nan_to_num()))
     assert torch.equal(outcomes[0][0], outcomes[1][0])
     assert torch.equal(outcomes[0][1], outcomes[1][1])
+
+
+@dataclasses.dataclass(frozen=True)
+class StepByStep(Zipage):
+    """The same score, finished by the policy itself, as a policy of one's own would."""
+
+    def score(self, view):
+        blend = super().score(view)
+        keep, history = view.backend.combine_scores(
+            blend.mass,
+            blend.similarity,
+            view.history(),
+            view.lens,
+            view.is_first,
+            decay=blend.decay,
+            pool_kernel=blend.pool_kernel,
+            temperature=blend.temperature,
+            mass_weight=blend.mass_weight,
+        )
+        return Scores(keep=keep, history=history)
+
+
+def test_blended_score_leaves_the_same_bits_as_the_same_score_step_by_step():
+    pools = []
+    for policy in (Zipage(), StepByStep()):
+        world, compressor, request = start(14, policy, 80, window=16)
+        first = plan(world, request, 50, 16)
+        compressor.run((first,))
+        again = dataclasses.replace(
+            first,
+            tail_len=50,
+            num_keep=30,
+            stateful_len=50,
+            block_ids_before=first.block_ids,
+            block_copies=(),
+        )
+        compressor.run((again,))
+        pools.append([pool.view(torch.int32).clone() for pool in world.cache.block_pools])
+    for blended, stepwise in zip(*pools, strict=True):
+        assert torch.equal(blended, stepwise)
 
 
 def test_random_draws_differ_between_layers_heads_and_seeds():

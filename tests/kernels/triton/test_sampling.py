@@ -48,8 +48,11 @@ def small_tiles(monkeypatch):
     """Several tiles in a small vocabulary, so that every seam is crossed."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(sampling, "TILE", 64)
-        monkeypatch.setattr(sampling, "SEARCH_TILE", 128)
-        monkeypatch.setattr(sampling, "SEARCH_LANES", 16)
+        monkeypatch.setattr(sampling, "GROUP", 16)
+        monkeypatch.setattr(sampling, "SEARCH_BLOCK", 64)
+        monkeypatch.setattr(sampling, "SWEEP_BLOCK", 128)
+        monkeypatch.setattr(sampling, "COLLECT_BLOCK", 128)
+        monkeypatch.setattr(sampling, "SEARCH_LANES", 4)
 
 
 @pytest.fixture
@@ -128,6 +131,23 @@ def test_filtered_draw_equals_its_twin(device, vocab_size, is_coarse):
         return reference.draw_filtered_tokens(x, heat, k, p, floor, u, vocab_size)
 
     assert_draws_agree(drawn, twin, logits, uniforms(len(k), device))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spread", [0.1, 3.0])
+def test_filtered_draw_from_halves_equals_its_twin(device, vocab_size, dtype, spread):
+    """Flat lines, where more tokens pass than a list holds, and peaked ones."""
+    k, p = i64(vocab_size, vocab_size * 3 // 4, device=device), f64(0.9, 0.99, device=device)
+    floor, heat = f64(0.0, 0.3, device=device), f64(1.0, 0.7, device=device)
+    logits = random(2, vocab_size, device=device, seed=3, spread=spread).to(dtype)
+
+    def drawn(x, u):
+        return sampling.draw_filtered_tokens(x, heat, k, p, floor, u, vocab_size)
+
+    def twin(x, u):
+        return reference.draw_filtered_tokens(x, heat, k, p, floor, u, vocab_size)
+
+    assert_draws_agree(drawn, twin, logits, uniforms(2, device))
 
 
 @pytest.mark.parametrize("top_k", [5, 90])
@@ -246,10 +266,12 @@ def test_greedy_ties_go_to_the_lowest_id(device):
     assert sampling.draw_tokens(logits, none, none, none).tolist() == [65, 0]
 
 
-@pytest.mark.parametrize("num_top", [0, 1, 5])
+@pytest.mark.parametrize(
+    ("num_top", "dtype"), [(0, torch.float32), (1, torch.bfloat16), (5, torch.float32)]
+)
 @pytest.mark.parametrize("is_coarse", [False, True])
-def test_scores_equal_their_twin(device, vocab_size, num_top, is_coarse):
-    logits = random(6, vocab_size, device=device)
+def test_scores_equal_their_twin(device, vocab_size, num_top, dtype, is_coarse):
+    logits = random(6, vocab_size, device=device).to(dtype)
     if is_coarse:
         logits = logits.round()
         logits[:, 7:70] = -torch.inf

@@ -1,0 +1,390 @@
+"""Decode products on the card: right, how fast each is, and a whole stack of layers in one graph.
+
+    python3 benchmarks/card/products.py [check sweep chain]
+
+Each stage and kernel runs in a process of its own with a time limit, so that none can take down or
+hold up the rest. Prints tables; `sweep` ends in lines for `kernels/hopper/choose.py`.
+Knows nothing of the engine.
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from timing import capture, event_ms
+from torch import Tensor
+from torch.nn.functional import linear
+
+LAYERS = 36
+HIDDEN, INNER, Q_SIZE, HEAD_DIM = 4096, 12288, 4096, 128
+# name: (out_size, in_size, gated)
+SHAPES = {
+    "qkv": (6144, HIDDEN, False),
+    "o": (HIDDEN, Q_SIZE, False),
+    "gate_up": (2 * INNER, HIDDEN, True),
+    "down": (HIDDEN, INNER, False),
+}
+HEAD = (151936, HIDDEN, False)
+ROWS = (8, 32, 64, 96, 128, 160, 192, 256)
+CHAIN_ROWS = (8, 64, 96, 128, 192, 256)
+SKINNY_ROWS = (64, 128)  # each of its shapes is compiled first, which takes seconds
+NUM_CANDIDATES = 14
+CHECK_LIMIT_S, STAGE_LIMIT_S = 25, 28
+HERE = Path(__file__).resolve().parent
+BEST_FILE = Path(tempfile.gettempdir()) / "zipage_products_best.json"
+
+Products = dict[str, list[Any]]
+
+
+def copy_rate() -> float:
+    """Bytes read and written a microsecond."""
+    source = torch.empty(2**31, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (event_ms(lambda: target.copy_(source)) * 1e3)
+
+
+def random_weights() -> dict[str, list[Tensor]]:
+    weights = {}
+    for name, (out_size, in_size, _) in SHAPES.items():
+        shape = (LAYERS, out_size, in_size)
+        stacked = torch.empty(shape, device="cuda", dtype=torch.bfloat16)
+        weights[name] = list(stacked.normal_(0, in_size**-0.5))
+    head = torch.empty(HEAD[:2], device="cuda", dtype=torch.bfloat16)
+    weights["head"] = [head.normal_(0, HIDDEN**-0.5)]
+    return weights
+
+
+def shape_of(name: str) -> tuple[int, int, bool]:
+    return HEAD if name == "head" else SHAPES[name]
+
+
+def hopper_products(weights: dict[str, list[Tensor]], promotion: int = 256) -> Products:
+    # The weights are random, so that gate and up rows need no interleaving.
+    from zipage_lang.kernels.hopper.linear import HopperLinear
+
+    return {
+        name: [HopperLinear(weight, None, shape_of(name)[2], promotion) for weight in stack]
+        for name, stack in weights.items()
+    }
+
+
+def skinny_products(weights: dict[str, list[Tensor]]) -> Products | None:
+    if importlib.util.find_spec("zipage_lang.kernels.skinny") is None:
+        return None
+    from zipage_lang.kernels.skinny import SkinnyLinear
+
+    return {
+        name: [SkinnyLinear(weight, None, shape_of(name)[2]) for weight in stack]
+        for name, stack in weights.items()
+    }
+
+
+class CublasProduct:
+    def __init__(self, weight: Tensor, gated: bool) -> None:
+        self.weight, self.gated = weight, gated
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from zipage_lang.kernels import fused_ops
+
+        out = linear(x, self.weight)
+        return fused_ops.silu_mul_interleaved(out, 8) if self.gated else out
+
+
+def cublas_products(weights: dict[str, list[Tensor]]) -> Products:
+    return {
+        name: [CublasProduct(weight, shape_of(name)[2]) for weight in stack]
+        for name, stack in weights.items()
+    }
+
+
+def inputs(name: str, rows: int) -> Tensor:
+    return torch.randn(rows, shape_of(name)[1], device="cuda", dtype=torch.bfloat16)
+
+
+def each_us(run: Callable[[Any], object], products: list[Any], repeats: int = 5) -> float:
+    """Device time of one product, all layers' weights in turn in one graph."""
+    times = max(1, 4 // len(products))
+
+    def work() -> None:
+        for product in products * times:
+            run(product)
+
+    graph = capture(work, warmups=1)
+    return event_ms(graph.replay, repeats, warmups=1) * 1e3 / (len(products) * times)
+
+
+def tried(work: Callable[[], float]) -> float:
+    """Its time, or infinity and the reason printed."""
+    try:
+        return work()
+    except RuntimeError as error:
+        if "CUDA error" in str(error):
+            raise
+        print(f"    {str(error).splitlines()[0][:150]}")
+        return float("inf")
+
+
+def label(config: Any) -> str:
+    text = f"{config.groups * 64}/s{config.splits}/x{config.sharers}"
+    text += "a" if config.apart else ""
+    text += f"/p{config.prefetch}" if config.prefetch else ""
+    text += f"/{config.shared_bytes >> 10}K" if config.shared_bytes >> 10 != 208 else ""
+    return text + (f"/st{config.stages}" if config.stages else "")
+
+
+def candidates(name: str, rows: int) -> list[Any]:
+    """The likeliest cuts by the rule, and the likeliest of each tile, sharing and exchange."""
+    from zipage_lang.kernels.hopper.choose import ranked_configs
+    from zipage_lang.kernels.hopper.library import clusters_held
+
+    out_size, in_size, gated = shape_of(name)
+    held = clusters_held()
+    ranked = ranked_configs(rows, out_size, in_size, held=held)
+    chosen = ranked[: NUM_CANDIDATES // 2]
+    seen = {(config.groups, config.sharers) for config in chosen}
+    for config in ranked:
+        if (config.groups, config.sharers) not in seen and len(chosen) < NUM_CANDIDATES:
+            seen.add((config.groups, config.sharers))
+            chosen.append(config)
+    if not gated and name != "head":
+        apart = ranked_configs(rows, out_size, in_size, apart=True, held=held)
+        chosen += [config for config in apart if config.apart][:3]
+    return chosen
+
+
+def sweep(weights: dict[str, list[Tensor]], rate: float) -> dict[str, list[Any]]:
+    """Times of the likeliest cuts; the best whole product of each (shape, rows)."""
+    from zipage_lang.kernels.hopper.library import clusters_held
+
+    print("clusters held at once, by size from 0:", clusters_held())
+    hopper, cublas, skinny = hopper_products(weights), cublas_products(weights), None
+    try:
+        skinny = skinny_products(weights)
+    except Exception:
+        traceback.print_exc()
+    best: dict[str, list[Any]] = {}
+    for name in ("o", "gate_up", "down", "qkv", "head"):
+        out_size, in_size, _ = shape_of(name)
+        least = out_size * in_size * 2 / rate
+        print(f"{name}: least {least:.1f} us; us (share of copy bandwidth) and the next best cuts")
+        for rows in ROWS if name != "head" else (64, 128, 256):
+            x = inputs(name, rows)
+            run = {
+                config: tried(
+                    lambda c=config, x=x, name=name: each_us(lambda p: p.run(x, c), hopper[name])
+                )
+                for config in candidates(name, rows)
+            }
+            order = sorted(run, key=run.__getitem__)
+            whole = next(config for config in order if not config.apart)
+            best[f"{name} {rows}"] = list(whole)
+            alone = tried(
+                lambda c=whole, x=x, name=name: each_us(
+                    lambda p: p.run(x, c, overlap=False), hopper[name]
+                )
+            )
+            cublas_us = tried(lambda x=x, name=name: each_us(lambda p: p(x), cublas[name]))
+            line = f"{rows:4d} cublas {cublas_us:6.1f} ({least / cublas_us:4.0%})"
+            if skinny is not None and rows in SKINNY_ROWS:
+                call = (
+                    (lambda p, x=x: p(x)) if shape_of(name)[2] else (lambda p, x=x: p.partials(x))
+                )
+                skinny_us = tried(lambda name=name, call=call: each_us(call, skinny[name]))
+                line += f" skinny {skinny_us:6.1f} ({least / skinny_us:4.0%})"
+            line += f" hopper {run[whole]:6.1f} ({least / run[whole]:4.0%}) alone {alone:6.1f} |"
+            print(line, *(f"{label(config)}={run[config]:.1f}" for config in order[:9]))
+    return best
+
+
+def refine(weights: dict[str, list[Tensor]], best: dict[str, list[Any]], rows: int) -> None:
+    """What the smaller knobs do at one number of rows: L2 fetches, prefetch, stages."""
+    from zipage_lang.kernels.hopper.choose import HopperConfig
+
+    for name in SHAPES:
+        config, x = HopperConfig(*best[f"{name} {rows}"]), inputs(name, rows)
+        results = {}
+        for promotion in (0, 128, 256):
+            products = hopper_products({name: weights[name]}, promotion)[name]
+            results[f"L2 {promotion}"] = tried(
+                lambda c=config, x=x, p=products: each_us(lambda one: one.run(x, c), p)
+            )
+        for change in (
+            {"prefetch": 4},
+            {"prefetch": 16},
+            {"shared_bytes": 226 << 10},
+            {"stages": 3},
+            {"stages": 4},
+        ):
+            changed = config._replace(**change)
+            results[str(change)] = tried(
+                lambda c=changed, x=x, p=products: each_us(lambda one: one.run(x, c), p)
+            )
+        print(f"{name} {rows} {label(config)}:", {k: round(v, 1) for k, v in results.items()})
+
+
+def stack_of_layers(products: Products, rows: int, how: str) -> Callable[[], Tensor]:
+    """All layers but attention, of which only the reading of q is left."""
+    from zipage_lang.kernels import fused_ops
+
+    ones = torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16)
+    start = inputs("qkv", rows)
+
+    def call(name: str, index: int, x: Tensor) -> Tensor:
+        return products[name][index](x)
+
+    def apart(name: str, index: int, x: Tensor) -> Tensor:
+        return products[name][index].partials(x)
+
+    def work() -> Tensor:
+        residual = start
+        normed = fused_ops.rms_norm(residual, ones, 1e-6)
+        for index in range(LAYERS):
+            qkv = call("qkv", index, normed)
+            q = qkv[:, :Q_SIZE].view(rows, -1, HEAD_DIM)
+            attended = fused_ops.rms_norm(q, ones[:HEAD_DIM], 1e-6).view(rows, Q_SIZE)
+            if how == "apart":
+                mixed = apart("o", index, attended)
+                normed, residual = fused_ops.add_rms_norm_partials(mixed, residual, ones, 1e-6)
+            else:
+                mixed = call("o", index, attended)
+                normed, residual = fused_ops.add_rms_norm(mixed, residual, ones, 1e-6)
+            inner = call("gate_up", index, normed)
+            if how == "apart":
+                fed = apart("down", index, inner)
+                normed, residual = fused_ops.add_rms_norm_partials(fed, residual, ones, 1e-6)
+            else:
+                fed = call("down", index, inner)
+                normed, residual = fused_ops.add_rms_norm(fed, residual, ones, 1e-6)
+        return residual
+
+    return work
+
+
+class Varied:
+    """A Hopper product with something in its cut changed."""
+
+    def __init__(self, product: Any, overlap: bool = True, **changes: int) -> None:
+        self.product, self.overlap, self.changes = product, overlap, changes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        config = self.product.config(len(x))._replace(**self.changes)
+        return self.product.run(x, config, overlap=self.overlap)
+
+    def partials(self, x: Tensor) -> Tensor:
+        config = self.product.config(len(x), apart=True)._replace(**self.changes)
+        out = self.product.run(x, config, overlap=self.overlap)
+        return out if config.apart else out[None]
+
+
+def varied(products: Products, **changes: Any) -> Products:
+    return {name: [Varied(one, **changes) for one in stack] for name, stack in products.items()}
+
+
+def use_best(best: dict[str, Any]) -> None:
+    """Let the sweep's results be what the rule gives."""
+    from zipage_lang.kernels.hopper import choose
+
+    for key, config in best.items():
+        name, rows = key.split()
+        out_size, in_size, _ = shape_of(name)
+        shape = choose.padded_rows(int(rows)), out_size, in_size
+        choose.MEASURED[shape] = tuple(config[:3])
+    choose.choose_config.cache_clear()
+
+
+def chain(weights: dict[str, list[Tensor]], rate: float) -> None:
+    all_bytes = sum(weight.nbytes for name in SHAPES for weight in weights[name])
+    least = all_bytes / rate / 1e3
+    print(f"stack of {LAYERS} layers without attention: least {least:.2f} ms; ms (share), distance")
+    hopper, skinny = hopper_products(weights), skinny_products(weights)
+    ahead = {size: linked(hopper_products(weights), size << 20) for size in (6, 12, 20)}
+    variants: dict[str, tuple[Products, str]] = {
+        "cublas": (cublas_products(weights), "whole"),
+        "hopper": (hopper, "whole"),
+        "no overlap": (varied(hopper, overlap=False), "whole"),
+        "prefetch 4": (varied(hopper, prefetch=4), "whole"),
+        "prefetch 12": (varied(hopper, prefetch=12), "whole"),
+        "apart": (hopper, "apart"),
+        **{f"ahead {size}": (products, "whole") for size, products in ahead.items()},
+        "ahead 12 prefetch 4": (varied(ahead[12], prefetch=4), "whole"),
+        "apart ahead 12": (ahead[12], "apart"),
+        "apart ahead 12 prefetch 4": (varied(ahead[12], prefetch=4), "apart"),
+    }
+    if skinny is not None:
+        variants["skinny"] = (skinny, "apart")
+    for rows in CHAIN_ROWS:
+        line, reference = f"{rows:4d}", None
+        for name, (products, how) in variants.items():
+            if name == "skinny" and rows not in SKINNY_ROWS:
+                continue
+            torch.manual_seed(rows)
+            try:
+                work = stack_of_layers(products, rows, how)
+                out = work().double()
+                reference = out if reference is None else reference
+                distance = ((out - reference).norm() / reference.norm()).item()
+                ms = event_ms(capture(work, warmups=1).replay, 10)
+            except Exception as error:
+                print(f"  {name} {rows}: {str(error)[:300]}")
+                if "CUDA error" in str(error):
+                    raise
+                continue
+            line += f"\n     {name:26s} {ms:.3f} ({least / ms:.0%}) {distance:.0e}"
+        print(line)
+
+
+def stage_sweep() -> None:
+    rate, weights = copy_rate(), random_weights()
+    print(f"copy {rate / 1e6:.3f} TB/s")
+    best = sweep(weights, rate)
+    BEST_FILE.write_text(json.dumps(best))
+    refine(weights, best, 128)
+    print("MEASURED = {")
+    for key, config in best.items():
+        name, rows = key.split()
+        print(f"    ({rows}, {shape_of(name)[0]}, {shape_of(name)[1]}): {tuple(config[:3])},")
+    print("}")
+
+
+def stage_chain() -> None:
+    rate, weights = copy_rate(), random_weights()
+    if BEST_FILE.exists():
+        use_best(json.loads(BEST_FILE.read_text()))
+    chain(weights, rate)
+
+
+def run_limited(arguments: list[str], limit_s: float) -> subprocess.Popen:
+    return subprocess.Popen(["timeout", "-k", "2", str(limit_s), sys.executable, *arguments])
+
+
+def main() -> None:
+    stages = sys.argv[1:] or ["check", "sweep", "chain"]
+    started = time.perf_counter()
+    if "check" in stages:
+        checks = str(HERE / "products_check.py")
+        for one in [run_limited([checks, kind], CHECK_LIMIT_S) for kind in ("hopper", "skinny")]:
+            if one.wait():
+                print(f"check ended with {one.returncode} (124: took over {CHECK_LIMIT_S} s)")
+    for stage in ("sweep", "chain"):
+        if stage in stages:
+            one = run_limited([str(HERE / "products.py"), f"only-{stage}"], STAGE_LIMIT_S)
+            if one.wait():
+                print(f"{stage} ended with {one.returncode} (124: took over {STAGE_LIMIT_S} s)")
+    print(f"{time.perf_counter() - started:.0f} s in all")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["only-sweep"]:
+        stage_sweep()
+    elif sys.argv[1:] == ["only-chain"]:
+        stage_chain()
+    else:
+        main()

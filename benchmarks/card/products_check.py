@@ -1,0 +1,200 @@
+"""Are the products of one kernel right: odd rows and shapes, every cut, overlap, order in a graph.
+
+    python3 benchmarks/card/products_check.py hopper|skinny
+
+Knows nothing of speed.
+"""
+
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from timing import capture
+from torch import Tensor
+
+from zipage_lang.kernels import fused_ops
+
+ROWS = (1, 3, 8, 17, 64, 100, 128, 129, 200, 256)
+# name: (out_size, in_size, gated, with bias)
+SHAPES = {
+    "qkv 8B": (6144, 4096, False, False),
+    "o 8B": (4096, 4096, False, False),
+    "gate_up 8B": (24576, 4096, True, False),
+    "down 8B": (4096, 12288, False, False),
+    "qkv 0.6B bias": (4096, 1024, False, True),
+    "o 0.6B": (1024, 2048, False, False),
+    "gate_up 0.6B bias": (6144, 1024, True, True),
+    "qkv 14B": (7168, 5120, False, False),
+    "odd": (1088, 704, False, True),
+    "odd gated": (320, 192, True, False),
+    "one tile": (64, 64, False, False),
+}
+MAX_CONFIGS = 6  # cuts of each (shape, rows) beside the chosen one
+CHECK_S = 15  # then no new case starts
+
+
+def expected(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
+    """float64, from the weight as the model has it."""
+    out = x.double() @ weight.double().T
+    if bias is not None:
+        out += bias.double()
+    if gated:
+        gate, up = out.chunk(2, dim=1)
+        out = torch.nn.functional.silu(gate) * up
+    return out
+
+
+def worst(out: Tensor, reference: Tensor) -> float:
+    """Largest error over what bfloat16's last place and a float32 sum allow; at most 1 is right."""
+    allowed = reference.abs() * 2**-8 + 1e-4
+    error = (out.double() - reference).abs() / allowed
+    return float("inf") if error.isnan().any() else error.max().item()
+
+
+def poison(like: Tensor) -> None:
+    """Leaves NaN in the memory that the next output of this size will probably get."""
+    torch.full_like(like, float("nan"))
+
+
+def cases_of(kind: str, product: Any, num_rows: int, choice: random.Random) -> list[Any]:
+    """Ways to run a product: (label, function of x to the whole product)."""
+    if kind == "skinny":
+        return [("chosen", product)]
+    from zipage_lang.kernels.hopper.choose import ranked_configs
+    from zipage_lang.kernels.hopper.library import clusters_held
+
+    held = clusters_held()
+    ranked = ranked_configs(num_rows, *product.weight.shape, held=held)
+    if not product.gated:
+        apart = ranked_configs(num_rows, *product.weight.shape, apart=True, held=held)
+        ranked += [config for config in apart if config.apart]
+    picked = choice.sample(ranked, min(MAX_CONFIGS, len(ranked)))
+    picked = [config._replace(prefetch=choice.choice((0, 5))) for config in picked]
+
+    def runner(config: Any, overlap: bool) -> Callable[[Tensor], Tensor]:
+        def run(x: Tensor) -> Tensor:
+            out = product.run(x, config, overlap=overlap)
+            return out.sum(0) if config.apart else out
+
+        return run
+
+    return [("chosen", product)] + [
+        (f"{config} overlap={overlap}", runner(config, overlap))
+        for config in picked
+        for overlap in (False, True)
+    ]
+
+
+def check_shape(kind: str, cls: Any, name: str, deadline: float) -> tuple[int, int, float]:
+    out_size, in_size, gated, with_bias = SHAPES[name]
+    seed = random.randrange(2**31)
+    torch.manual_seed(seed)
+    choice = random.Random(seed)
+    kinds = {"device": "cuda", "dtype": torch.bfloat16}
+    weight = torch.randn(out_size, in_size, **kinds) * in_size**-0.5
+    bias = torch.randn(out_size, **kinds) if with_bias else None
+    xs = torch.randn(max(ROWS), in_size, **kinds)
+    reference = expected(xs, weight, bias, gated)
+    product = cls.prepare(weight, bias, gated)
+    num_run, num_wrong, largest = 0, 0, 0.0
+    for num_rows in ROWS:
+        x = xs[:num_rows].clone()
+        for label, run in cases_of(kind, product, num_rows, choice):
+            if time.perf_counter() > deadline:
+                print(f"  {name}: out of time at {num_rows} rows")
+                return num_run, num_wrong, largest
+            try:
+                first = run(x)
+                poison(first)
+                again = run(x)
+            except RuntimeError as error:
+                if "CUDA error" in str(error) or "code 7" in str(error):
+                    raise
+                print(f"  {name} rows={num_rows} {label}: {error}")
+                num_wrong += 1
+                continue
+            error = worst(again, reference[:num_rows])
+            same = torch.equal(first, again)
+            num_run, largest = num_run + 1, max(largest, error)
+            if error > 1 or not same:
+                num_wrong += 1
+                if num_wrong <= 6:
+                    where = (again.double() - reference[:num_rows]).abs().argmax().item()
+                    row, column = divmod(where, again.shape[1])
+                    print(
+                        f"  WRONG {name} rows={num_rows} {label}: error {error:.3g} of allowed at"
+                        f" [{row}, {column}], same twice {same}, seed {seed}"
+                    )
+    return num_run, num_wrong, largest
+
+
+def check_order(cls: Any, num_rows: int) -> None:
+    """A graph in which every product reads what the kernel just before it wrote, replayed often."""
+    kinds = {"device": "cuda", "dtype": torch.bfloat16}
+    hidden, inner, num_layers = 1024, 3072, 6
+    ups, downs = [], []
+    for _ in range(num_layers):
+        ups.append(cls.prepare(torch.randn(2 * inner, hidden, **kinds) / hidden**0.5, None, True))
+        downs.append(cls.prepare(torch.randn(hidden, inner, **kinds) / inner**0.5, None, False))
+    scale = torch.ones(hidden, **kinds)
+    source, x = torch.randn(num_rows, hidden, **kinds), torch.empty(num_rows, hidden, **kinds)
+    other = torch.randn(8192, 8192, **kinds)
+
+    def work(between: Callable[[], object]) -> Tensor:
+        x.fill_(float("nan"))
+        other.add_(0.0)  # slow, so that whoever does not wait for its predecessor reads NaN
+        x.copy_(source)
+        residual, normed = x, x
+        for up, down in zip(ups, downs, strict=True):
+            fed = up(normed)
+            between()
+            fed = down(fed)
+            between()
+            normed, residual = fused_ops.add_rms_norm(fed, residual, scale, 1e-6)
+            between()
+        return residual
+
+    with_waits = work(torch.cuda.synchronize).clone()
+    holder: list[Tensor] = []
+    graph = capture(lambda: holder.append(work(lambda: None)))
+    wrong = 0
+    for _ in range(30):
+        graph.replay()
+        wrong += not torch.equal(holder[-1], with_waits)
+    bad = with_waits.isnan().any().item()
+    print(f"  graph order, {num_rows} rows: {wrong} of 30 replays differ, NaN {bad}")
+
+
+def main() -> None:
+    kind = sys.argv[1]
+    started = time.perf_counter()
+    if kind == "hopper":
+        from zipage_lang.kernels.hopper.linear import HopperLinear as cls
+    else:
+        from zipage_lang.kernels.skinny import SkinnyLinear as cls
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    print(f"{kind}: right?")
+    deadline = started + CHECK_S
+    for num_rows in (8, 128, 200):
+        try:
+            check_order(cls, num_rows)
+        except Exception:
+            traceback.print_exc()
+            return
+    for name in SHAPES:
+        try:
+            num_run, num_wrong, largest = check_shape(kind, cls, name, deadline)
+            print(f"  {name}: {num_run} runs, {num_wrong} wrong, error {largest:.2f} of allowed")
+        except Exception:
+            traceback.print_exc()
+            if "CUDA" in traceback.format_exc():
+                return
+    print(f"  {time.perf_counter() - started:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+# compute-sanitizer over the KV kernels at small sizes; after `source benchmarks/card/setup.sh`.
+# Ends with 0 when the tool found nothing or cannot run here (it says which), with 1 when it found something.
+tool=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer \
+    /usr/local/cuda*/compute-sanitizer/compute-sanitizer 2>/dev/null | head -1)
+if [ -z "$tool" ]; then
+    echo "compute-sanitizer: not on this machine"
+    exit 0
+fi
+script=benchmarks/card/sanitize.py
+# No caching allocator: a read past a tensor's end must leave its allocation.
+export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+python3 $script || exit 1  # compiles, so that the tool sees no compiler
+status=0
+for kind in memcheck racecheck; do
+    timeout 25 "$tool" --tool $kind --error-exitcode 9 --print-limit 20 python3 $script \
+        > "${OUT:-/tmp}/sanitize_$kind.txt" 2>&1
+    code=$?
+    log="${OUT:-/tmp}/sanitize_$kind.txt"
+    if [ $code -eq 0 ] && grep -q "^ran:" "$log"; then
+        echo "$kind: clean ($(grep -h 'SUMMARY' "$log" | tail -1))"
+    elif [ $code -eq 124 ]; then
+        echo "$kind: not done within 25 s"
+    elif grep -qiE "not supported|unable to|failed to (initialize|launch)|no device|Target application terminated|Device not" "$log" \
+        && ! grep -qE "Invalid __|hazard" "$log"; then
+        echo "$kind: the tool refuses this device or machine: $(grep -iE 'not supported|unable|failed|no device|terminated|Device not' "$log" | head -1)"
+    else
+        echo "$kind: exit $code"
+        tail -30 "$log"
+        status=1
+    fi
+done
+exit $status

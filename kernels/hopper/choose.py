@@ -1,0 +1,171 @@
+"""How a product is cut into tiles and splits: a rule from bytes and clocks, and what was measured.
+
+Knows nothing of tensors or of the library.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+MAX_ROWS = 256
+BLOCK_K = 64
+GROUP_ROWS = 64
+MAX_CLUSTER = 8
+ROW_SIZES = (16, 32, 64, 96, 128, 160, 192, 224, 256)
+MAX_ROWS_BY_GROUPS = {1: 192, 2: 256, 3: 192, 4: 128}  # what the library has kernels for
+# Clusters of each size from 0 that an H200 holds at once if its GPCs have 16 or 18 SMs.
+CLUSTERS_HELD = (0, 132, 66, 40, 32, 24, 16, 16, 16)
+
+MEMORY_BYTES_PER_US = 4.28e6
+L2_BYTES_PER_US = 5.8e6
+SM_BYTES_PER_US = 0.095e6
+SM_MEMORY_BYTES_PER_US = 0.045e6  # of which from memory: 96 SMs are enough to use all of it
+SM_REMOTE_BYTES_PER_US = 0.035e6
+CYCLES_PER_US = 1650
+START_US = 1.0  # launch, first bytes, last stores
+EXCHANGE_US = 1.0  # two cluster barriers and the first remote read
+MIN_STAGES = 3
+SHARED_BYTES = 208 * 1024  # of an SM's 227 KiB; the rest is for the next kernel's small CTAs
+
+
+class HopperConfig(NamedTuple):
+    """One way to cut a product."""
+
+    groups: int  # warpgroups of a CTA, 64 weight rows each
+    splits: int  # of K
+    sharers: int  # CTAs of a cluster that share each x tile
+    apart: bool = False  # splits are left to the next kernel to sum, else the cluster sums them
+    stages: int = 0  # of the ring; 0: what shared memory holds
+    prefetch: int = 0  # further 64-column blocks asked into L2 while the predecessor runs
+    shared_bytes: int = SHARED_BYTES
+
+    @property
+    def cluster_size(self) -> int:
+        return self.sharers if self.apart else self.sharers * self.splits
+
+
+def padded_rows(num_rows: int) -> int:
+    """The rows of x that the kernel computes with. Raises ValueError above MAX_ROWS."""
+    if num_rows > MAX_ROWS:
+        raise ValueError(f"{num_rows} rows; the Hopper kernel takes at most {MAX_ROWS}")
+    return next(size for size in ROW_SIZES if size >= num_rows)
+
+
+# (padded rows, out_size, in_size): (groups, splits, sharers), as found on an H200 by
+# `benchmarks/card/products.py sweep` for the shapes of Qwen3-8B; the rule serves all others.
+MEASURED: dict[tuple[int, int, int], tuple[int, int, int]] = {
+    (8, 4096, 4096): (4, 6, 1),
+    (32, 4096, 4096): (3, 5, 1),
+    (64, 4096, 4096): (2, 3, 1),
+    (96, 4096, 4096): (2, 3, 1),
+    (128, 4096, 4096): (3, 5, 1),
+    (160, 4096, 4096): (2, 3, 2),
+    (192, 4096, 4096): (1, 1, 1),
+    (8, 24576, 4096): (3, 1, 1),
+    (32, 24576, 4096): (3, 1, 1),
+    (64, 24576, 4096): (3, 1, 2),
+    (96, 24576, 4096): (3, 1, 1),
+    (128, 24576, 4096): (3, 1, 1),
+    (160, 24576, 4096): (3, 1, 1),
+    (192, 24576, 4096): (3, 1, 1),
+    (8, 4096, 12288): (4, 6, 1),
+    (32, 4096, 12288): (4, 6, 1),
+    (64, 4096, 12288): (2, 3, 1),
+    (96, 4096, 12288): (3, 5, 1),
+    (128, 4096, 12288): (3, 5, 1),
+    (160, 4096, 12288): (3, 5, 1),
+    (192, 4096, 12288): (2, 3, 1),
+    (8, 6144, 4096): (3, 3, 1),
+    (32, 6144, 4096): (2, 2, 1),
+    (64, 6144, 4096): (1, 1, 1),
+    (96, 6144, 4096): (1, 1, 1),
+    (128, 6144, 4096): (1, 1, 1),
+    (160, 6144, 4096): (1, 1, 1),
+    (192, 6144, 4096): (1, 1, 1),
+    (64, 151936, 4096): (3, 1, 1),
+    (128, 151936, 4096): (3, 1, 1),
+}
+
+
+@functools.cache
+def choose_config(
+    num_rows: int,
+    out_size: int,
+    in_size: int,
+    *,
+    apart: bool = False,
+    held: tuple[int, ...] = CLUSTERS_HELD,
+) -> HopperConfig:
+    """The cut expected to be fastest for x [num_rows, in_size] and a weight [out_size, in_size].
+
+    Args:
+        apart: the caller can sum splits itself, so they need not be exchanged within a cluster.
+        held: how many clusters of each size the card holds at once, by size from 0.
+    """
+    measured = MEASURED.get((padded_rows(num_rows), out_size, in_size))
+    if measured is not None and not apart:
+        return HopperConfig(*measured)
+    return ranked_configs(num_rows, out_size, in_size, apart=apart, held=held)[0]
+
+
+def ranked_configs(
+    num_rows: int,
+    out_size: int,
+    in_size: int,
+    *,
+    apart: bool = False,
+    held: tuple[int, ...] = CLUSTERS_HELD,
+) -> list[HopperConfig]:
+    """All possible cuts, by expected time."""
+    possible = _possible(padded_rows(num_rows), out_size, in_size, apart)
+    configs = [config for config in possible if held[config.cluster_size] > 0]
+    return sorted(
+        configs, key=lambda config: expected_us(config, num_rows, out_size, in_size, held)
+    )
+
+
+def _possible(rows: int, out_size: int, in_size: int, apart: bool) -> Iterator[HopperConfig]:
+    for groups, max_rows in MAX_ROWS_BY_GROUPS.items():
+        if rows > max_rows:
+            continue
+        for sharers in (1, 2, 4):
+            if rows // sharers % 8 or (sharers - 1) * GROUP_ROWS * groups >= out_size:
+                continue
+            for splits in range(1, MAX_CLUSTER + 1):
+                config = HopperConfig(groups, splits, sharers, apart and splits > 1)
+                if config.cluster_size <= MAX_CLUSTER and splits <= in_size // BLOCK_K:
+                    yield config
+
+
+def expected_us(
+    config: HopperConfig, num_rows: int, out_size: int, in_size: int, held: tuple[int, ...]
+) -> float:
+    """The slowest of memory, L2, an SM's own port and its tensor cores, and what is around them."""
+    rows = padded_rows(num_rows)
+    tile_rows = GROUP_ROWS * config.groups
+    tiles = -(-out_size // (tile_rows * config.sharers)) * config.sharers
+    num_ctas = tiles * config.splits
+    num_places = held[config.cluster_size] * config.cluster_size
+    waves = -(-num_ctas // num_places)
+    blocks = waves * -(-(in_size // BLOCK_K) // config.splits)  # one after the other in a CTA
+    active = min(num_ctas, num_places)
+    weight_bytes = tile_rows * BLOCK_K * 2
+    x_bytes = num_rows * BLOCK_K * 2
+    busy_us = max(
+        blocks * active * weight_bytes / MEMORY_BYTES_PER_US,
+        blocks * active * (weight_bytes + x_bytes / config.sharers) / L2_BYTES_PER_US,
+        blocks * (weight_bytes + x_bytes) / SM_BYTES_PER_US,
+        blocks * weight_bytes / SM_MEMORY_BYTES_PER_US,
+        blocks * config.groups * (BLOCK_K // 16) * max(rows / 2, 32) / CYCLES_PER_US,
+    )
+    return busy_us + START_US + _split_us(config, num_rows, out_size)
+
+
+def _split_us(config: HopperConfig, num_rows: int, out_size: int) -> float:
+    if config.splits == 1:
+        return 0.0
+    if config.apart:  # written here, read by the next kernel
+        return 2 * 4 * num_rows * out_size * config.splits / L2_BYTES_PER_US
+    own_bytes = 4 * num_rows * GROUP_ROWS * config.groups
+    others = (config.splits - 1) / config.splits
+    return EXCHANGE_US + own_bytes * others / SM_REMOTE_BYTES_PER_US

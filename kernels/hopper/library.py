@@ -1,0 +1,89 @@
+"""The C interface of the Hopper kernels: loading, argument types, errors as exceptions.
+
+Knows nothing of tensors.
+"""
+
+import ctypes
+import functools
+
+import torch
+
+from zipage_lang.kernels.hopper.build import KernelsUnavailableError, library_path
+from zipage_lang.kernels.hopper.choose import MAX_CLUSTER, SHARED_BYTES
+
+MAP_BYTES = 128  # of a CUtensorMap
+MAP_ALIGNMENT = 64
+
+_int, _pointer = ctypes.c_int, ctypes.c_void_p
+_SIGNATURES: dict[str, tuple[list[type], type]] = {
+    "zl_weight_map": ([_pointer, _pointer, _int, _int, _int], _int),
+    "zl_linear": (
+        [
+            *(_pointer, _int, _int),  # weight
+            *(_pointer, _int),  # x
+            *(_pointer, _int, _pointer, _pointer),  # out, partials, bias
+            *[_int] * 9,
+            _pointer,  # stream
+        ],
+        _int,
+    ),
+    "zl_max_clusters": ([_int] * 6, _int),
+    "zl_error": ([_int], ctypes.c_char_p),
+}
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The library with its functions' types declared.
+
+    Raises KernelsUnavailableError off Hopper, or where there is no library and no compiler.
+    """
+    if not torch.cuda.is_available():
+        raise KernelsUnavailableError("the Hopper kernels need an NVIDIA card and torch with CUDA")
+    capability = torch.cuda.get_device_capability()
+    if capability[0] != 9:
+        raise KernelsUnavailableError(f"the Hopper kernels need compute 9.0, not {capability}")
+    path = library_path()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelsUnavailableError(f"{path} does not load here: {error}") from error
+    for name, (arguments, result) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, result
+    return library
+
+
+@functools.cache
+def clusters_held() -> tuple[int, ...]:
+    """How many clusters of each size, from 0, this card holds at once."""
+    sizes = range(1, MAX_CLUSTER + 1)
+    # Any kernel will do: each takes a whole SM. Below 0 it is an error: the size does not exist.
+    counts = [load().zl_max_clusters(128, 2, size, 1, SHARED_BYTES, 0) for size in sizes]
+    return (0, *(max(0, count) for count in counts))
+
+
+def is_available() -> bool:
+    """Whether `load` would succeed; it may build the library."""
+    try:
+        load()
+    except KernelsUnavailableError:
+        return False
+    return True
+
+
+def check(code: int) -> None:
+    """Raise RuntimeError with the library's own words unless code is 0."""
+    if code != 0:
+        raise RuntimeError(f"Hopper kernel: {load().zl_error(code).decode()} (code {code})")
+
+
+class WeightMap:
+    """A tensor map of one weight, in host memory aligned as the driver asks."""
+
+    def __init__(self, address: int, num_rows: int, num_columns: int, promotion: int) -> None:
+        """address: of bfloat16 [num_rows, num_columns], contiguous, on the card."""
+        self._memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
+        start = ctypes.addressof(self._memory)
+        self.address = start + -start % MAP_ALIGNMENT
+        check(load().zl_weight_map(self.address, address, num_rows, num_columns, promotion))

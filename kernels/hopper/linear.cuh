@@ -1,0 +1,336 @@
+// The product kernel: out[rows, N] = x[rows, K] W[N, K]^T, weights streamed at memory bandwidth.
+// Knows nothing of launches and of how shapes are cut into tiles.
+//
+// The weight tile is wgmma's M (64 rows a warpgroup), the rows of x are its N. One warp feeds a ring of
+// stages [weight tile, x tile] through the copy engine; the warpgroups multiply. Each CTA owns a weight
+// tile and a stretch of K; its cluster shares x tiles and sums the stretches (see Params).
+#pragma once
+#include "epilogue.cuh"
+#include "params.cuh"
+#include "ptx.cuh"
+#include "wgmma.cuh"
+
+namespace zl {
+
+template <int kGroups, int kRows>
+struct Tile {
+    static constexpr int kThreads = kGroups * 128 + 32;
+    static constexpr int kWeightRows = kGroups * kGroupM;
+    static constexpr int kGroupBytes = kGroupM * kBlockK * 2;
+    static constexpr int kWeightBytes = kGroups * kGroupBytes;
+    static constexpr int kRowBytes = kBlockK * 2;
+    static constexpr int kStageBytes = kWeightBytes + kRows * kRowBytes;
+};
+
+// Each quarter of the SM holds a quarter of the warps, rounded up, in 512 registers a lane. What is
+// free beside them lets the next kernel's small CTAs start while this one runs, so take no more than
+// the accumulators need.
+template <int kGroups, int kRows>
+constexpr int max_registers() {
+    if (kGroups == 4) return 96;
+    if (kGroups == 3) return kRows <= 128 ? 104 : (kRows <= 160 ? 112 : 128);
+    if (kRows <= 128) return 120;
+    return kRows <= 160 ? 144 : 168;
+}
+
+// Where a CTA stands in the grid; all its rounds have the same stretch of K.
+struct Place {
+    int sharer;       // its weight tile among those that share x tiles
+    int first_rank;   // in the cluster, of those that share x tiles with it
+    int split;        // its stretch of K
+    int first_block;  // in K
+    int num_blocks;   // in K, a round
+    int first_round;
+    int round_step;
+    int num_rounds;
+
+    __device__ __forceinline__ explicit Place(const Params& p) {
+        const bool apart = p.partials != nullptr;
+        const int cluster_size = apart ? p.sharers : p.splits * p.sharers;
+        const int rank = cluster_size > 1 ? static_cast<int>(cluster_rank()) : 0;
+        sharer = rank % p.sharers;
+        first_rank = rank - sharer;
+        split = apart ? static_cast<int>(blockIdx.y) : rank / p.sharers;
+        first_block = p.k_blocks * split / p.splits;
+        num_blocks = p.k_blocks * (split + 1) / p.splits - first_block;
+        first_round = static_cast<int>(blockIdx.x) / cluster_size;
+        round_step = static_cast<int>(gridDim.x) / cluster_size;
+        num_rounds = (p.rounds - first_round + round_step - 1) / round_step;
+    }
+};
+
+// A position in the ring of stages; the parity flips at each turn.
+struct RingSlot {
+    uint32_t stage = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ void advance(uint32_t stages) {
+        if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// A position in the CTA's work: round by round, each along its stretch of K.
+struct Cursor {
+    int round;
+    int block = 0;
+
+    __device__ __forceinline__ explicit Cursor(const Place& place) : round(place.first_round) {}
+    __device__ __forceinline__ void advance(const Place& place) {
+        if (++block == place.num_blocks) {
+            block = 0;
+            round += place.round_step;
+        }
+    }
+};
+
+struct Ring {
+    uint32_t stages_start;  // shared address, a multiple of 1024
+    uint32_t full_start;
+    uint32_t empty_start;
+
+    __device__ __forceinline__ uint32_t full(uint32_t stage) const { return full_start + stage * 8; }
+    __device__ __forceinline__ uint32_t empty(uint32_t stage) const {
+        return empty_start + stage * 8;
+    }
+};
+
+template <int kGroups, int kRows>
+class Producer {
+    using T = Tile<kGroups, kRows>;
+
+  public:
+    __device__ __forceinline__ Producer(const CUtensorMap* weight_map, const CUtensorMap* x_map,
+                                        const Params& p, const Place& place, const Ring& ring)
+        : weight_map_(weight_map),
+          x_map_(x_map),
+          p_(p),
+          place_(place),
+          ring_(ring),
+          stream_once_(policy_evict_first()),
+          keep_(policy_evict_last()) {}
+
+    // Weights depend on no earlier kernel: fill every stage with them, and L2 with some more.
+    __device__ __forceinline__ void load_first_weights() {
+        Cursor cursor(place_);
+        const int num_first = num_prefilled();
+        for (int i = 0; i < num_first; ++i, cursor.advance(place_)) load_weights(cursor, i);
+        const int num_ahead = min(p_.prefetch_blocks, num_total() - num_first);
+        for (int i = 0; i < num_ahead; ++i, cursor.advance(place_)) {
+#pragma unroll
+            for (int group = 0; group < kGroups; ++group) {
+                prefetch_box(weight_map_, k_of(cursor), weight_row_of(cursor, group));
+            }
+        }
+    }
+
+    // x is there: the x tiles of the filled stages, then everything else as stages come free.
+    __device__ __forceinline__ void load_rest() {
+        Cursor cursor(place_);
+        RingSlot slot;
+        const int num_first = num_prefilled();
+        for (int i = 0; i < num_first; ++i, cursor.advance(place_), slot.advance(p_.stages)) {
+            load_x(cursor, slot.stage);
+        }
+        // The ring's turn n fills what was handed back in turn n - 1, whose parity is the other one.
+        for (int i = num_first; i < num_total();
+             ++i, cursor.advance(place_), slot.advance(p_.stages)) {
+            barrier_wait(ring_.empty(slot.stage), slot.parity ^ 1);
+            load_weights(cursor, slot.stage);
+            load_x(cursor, slot.stage);
+        }
+        wait_for_hand_backs(slot);
+    }
+
+  private:
+    // A CTA that ended before the last signals of its sharers arrived would have them hit whoever
+    // gets its shared memory next.
+    __device__ __forceinline__ void wait_for_hand_backs(RingSlot slot) const {
+        if (num_total() < p_.stages) slot = RingSlot{0, 1};
+        for (int i = 0; i < num_prefilled(); ++i, slot.advance(p_.stages)) {
+            barrier_wait(ring_.empty(slot.stage), slot.parity ^ 1);
+        }
+    }
+
+    __device__ __forceinline__ int num_total() const {
+        return place_.num_rounds * place_.num_blocks;
+    }
+    __device__ __forceinline__ int num_prefilled() const { return min(p_.stages, num_total()); }
+    __device__ __forceinline__ int k_of(const Cursor& cursor) const {
+        return (place_.first_block + cursor.block) * kBlockK;
+    }
+    __device__ __forceinline__ int weight_row_of(const Cursor& cursor, int group) const {
+        return (cursor.round * p_.sharers + place_.sharer) * T::kWeightRows + group * kGroupM;
+    }
+    __device__ __forceinline__ uint32_t stage_address(uint32_t stage) const {
+        return ring_.stages_start + stage * T::kStageBytes;
+    }
+
+    __device__ __forceinline__ void load_weights(const Cursor& cursor, uint32_t stage) {
+        // The bytes of x too: the sharers' parts of this stage count against the same barrier.
+        barrier_arrive_expect(ring_.full(stage), T::kStageBytes);
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+            load_box(weight_map_, k_of(cursor), weight_row_of(cursor, group),
+                     stage_address(stage) + group * T::kGroupBytes, ring_.full(stage),
+                     stream_once_);
+        }
+    }
+
+    // Each sharer loads its part of the rows of x for all of them.
+    __device__ __forceinline__ void load_x(const Cursor& cursor, uint32_t stage) {
+        const uint32_t target = stage_address(stage) + T::kWeightBytes;
+        if (p_.sharers == 1) {
+            load_box(x_map_, k_of(cursor), 0, target, ring_.full(stage), keep_);
+            return;
+        }
+        const int part_rows = kRows / p_.sharers;
+        const int row = part_rows * place_.sharer;
+        const uint32_t ranks = ((1u << p_.sharers) - 1u) << place_.first_rank;
+        load_box_into(static_cast<uint16_t>(ranks), x_map_, k_of(cursor), row,
+                      target + row * T::kRowBytes, ring_.full(stage), keep_);
+    }
+
+    const CUtensorMap* weight_map_;
+    const CUtensorMap* x_map_;
+    const Params& p_;
+    const Place& place_;
+    const Ring& ring_;
+    const uint64_t stream_once_;
+    const uint64_t keep_;
+};
+
+// A warp is done with a stage: every CTA that writes x into it must know.
+__device__ __forceinline__ void hand_back(const Params& p, const Place& place, const Ring& ring,
+                                          uint32_t stage, int lane) {
+    if (lane < p.sharers) {
+        barrier_arrive_at(ring.empty(stage), place.first_rank + lane);
+    }
+}
+
+// One weight tile along the CTA's stretch of K; leaves no wgmma in flight. acc need not be set: the
+// first product overwrites it.
+template <int kGroups, int kRows>
+__device__ __forceinline__ void multiply(float (&acc)[kRows / 2], const Params& p,
+                                         const Place& place, const Ring& ring, RingSlot& slot,
+                                         int warpgroup, int lane) {
+    using T = Tile<kGroups, kRows>;
+    uint32_t last_stage = 0;
+    for (int block = 0; block < place.num_blocks; ++block) {
+        const uint32_t stage_start = ring.stages_start + slot.stage * T::kStageBytes;
+        const uint64_t weights = operand_descriptor(stage_start + warpgroup * T::kGroupBytes);
+        const uint64_t x = operand_descriptor(stage_start + T::kWeightBytes);
+        barrier_wait(ring.full(slot.stage), slot.parity);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kBlockK / 16; ++step) {
+            wgmma<kRows>(acc, weights + step * kDescriptorStepK16, x + step * kDescriptorStepK16,
+                         block + step > 0);
+        }
+        wgmma_commit();
+        // All but the block just issued are done, so the stage before can be filled again.
+        wgmma_wait<1>();
+        if (block > 0) hand_back(p, place, ring, last_stage, lane);
+        last_stage = slot.stage;
+        slot.advance(p.stages);
+    }
+    wgmma_wait<0>();
+    pin_registers(acc);
+    hand_back(p, place, ring, last_stage, lane);
+}
+
+template <int kGroups, int kRows>
+__device__ __forceinline__ void consume(const Params& p, const Place& place, const Ring& ring,
+                                        int warp, int lane) {
+    using T = Tile<kGroups, kRows>;
+    RingSlot slot;
+    const int warpgroup = warp / 4;
+    for (int i = 0; i < place.num_rounds; ++i) {
+        const int round = place.first_round + i * place.round_step;
+        const int tile_start = (round * p.sharers + place.sharer) * T::kWeightRows;
+        const int weight_row = tile_start + warp * kWarpM;
+        const bool in_weight = weight_row < p.weight_rows;
+        float acc[kRows / 2];
+        multiply<kGroups, kRows>(acc, p, place, ring, slot, warpgroup, lane);
+        if (p.bias != nullptr && place.split == 0 && in_weight) {
+            add_bias<kRows>(acc, p, weight_row, lane);
+        }
+        if (p.partials != nullptr) {
+            if (in_weight) store_partials<kRows>(acc, p, weight_row, place.split, lane);
+        } else if (p.splits > 1) {
+            // All warpgroups are done with the stages that partial sums now overwrite.
+            named_sync(kGroups * 128);
+            write_partials<kGroups, kRows>(acc, ring.stages_start, p, warp * kWarpM, lane);
+        } else if (in_weight) {
+            if (p.gated) {
+                store_gated<kRows>(acc, p, weight_row, lane);
+            } else {
+                store_plain<kRows>(acc, p, weight_row, lane);
+            }
+        }
+    }
+}
+
+template <int kGroups, int kRows>
+__global__ void __maxnreg__((max_registers<kGroups, kRows>()))
+    linear_kernel(const __grid_constant__ CUtensorMap weight_map,
+                  const __grid_constant__ CUtensorMap x_map,
+                  const __grid_constant__ Params p) {
+    using T = Tile<kGroups, kRows>;
+    extern __shared__ char shared[];
+    __shared__ alignas(8) uint64_t barriers[2 * kMaxStages];
+    const uint32_t unaligned = shared_address(shared);
+    const uint32_t stages_start = (unaligned + kSwizzleBytes - 1) & ~(kSwizzleBytes - 1u);
+    const Ring ring{stages_start, shared_address(barriers),
+                    shared_address(barriers + kMaxStages)};
+    const Place place(p);
+    // A value of lane 0, so that the compiler knows it is the same in the warp.
+    const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const bool sums_here = p.splits > 1 && p.partials == nullptr;
+    const bool alone = p.sharers == 1 && !sums_here;
+    const bool feeds = warp == kGroups * 4 && lane == 0;
+    Producer<kGroups, kRows> producer(&weight_map, &x_map, p, place, ring);
+
+    if (feeds) {
+        prefetch_map(&weight_map);
+        prefetch_map(&x_map);
+        for (int stage = 0; stage < p.stages; ++stage) {
+            barrier_init(ring.full(stage), 1);
+            barrier_init(ring.empty(stage), kGroups * 4 * p.sharers);
+        }
+        barrier_init_fence();
+        producer.load_first_weights();
+    }
+    // No one waits at barriers, signals or writes to another CTA before its barriers exist.
+    __syncwarp();
+    if (alone) {
+        __syncthreads();
+    } else {
+        cluster_meet();
+    }
+    let_next_grid_start();
+    // Everyone waits: the producer reads x, the others overwrite out.
+    wait_for_previous_grid();
+
+    if (feeds) {
+        producer.load_rest();
+    } else if (warp < kGroups * 4) {
+        consume<kGroups, kRows>(p, place, ring, warp, lane);
+    }
+    if (!sums_here) return;
+    __syncwarp();
+    cluster_sync();  // all partial sums are there
+    if (warp < kGroups * 4) {
+        const int tile_start =
+            (place.first_round * p.sharers + place.sharer) * T::kWeightRows;
+        reduce_splits<kGroups>(stages_start, p, tile_start, place.split, place.sharer,
+                               static_cast<int>(threadIdx.x));
+    }
+    __syncwarp();
+    cluster_meet();  // no CTA ends while another still reads its partial sums
+}
+
+}  // namespace zl

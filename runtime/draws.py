@@ -1,0 +1,86 @@
+"""One step's drawn tokens: on the device, on their way to the host, and as plain values.
+
+Knows nothing of how a token is drawn.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from zipage_lang.runtime.step_plan import Sample, TokenLogprobs
+
+NO_TOKEN = (
+    "no token could be drawn: the logits hold NaN or infinity, or every token is suppressed; check "
+    "the model's weights, min_tokens with stop_token_ids, and logit_bias"
+)
+Scores = tuple[Tensor, Tensor, Tensor, Tensor]  # what `score_tokens` returns
+
+
+@dataclasses.dataclass(slots=True)
+class Draws:
+    """Drawn tokens and what is known of them, line i for rows[i]."""
+
+    rows: tuple[int, ...]
+    token_ids: Tensor  # int64 [num_draws], on the device
+    best: Tensor  # float32 [num_draws], the largest logit
+    num_top: tuple[int | None, ...]  # per draw; None: no logprobs asked for
+    scores: Scores | None  # of the draws that asked, in their order, as wide as the widest
+    _host: tuple[Tensor, ...] | None = None
+    _copied: torch.cuda.Event | None = None
+
+    def start_copy(self) -> None:
+        """Send all to the host behind what was launched so far, without waiting for it."""
+        if self.token_ids.device.type != "cpu":
+            self._host = tuple(_to_pinned(part) for part in self._parts())
+            self._copied = torch.cuda.current_stream().record_event()
+
+    def samples(self) -> tuple[Sample, ...]:
+        """The draws as plain values: the step's one wait for the device.
+
+        A row whose logits held a NaN or +inf, or that had no token left to draw, gets an error.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        parts = self._parts() if self._host is None else self._host
+        token_ids, best, *scores = (part.tolist() for part in parts)
+        scored = zip(*scores, strict=True)
+        lines = zip(self.rows, token_ids, best, self.num_top, strict=True)
+        return tuple(_sample(*line, scored) for line in lines)
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        return (self.token_ids, self.best, *(self.scores or ()))
+
+
+def token_logprobs(
+    token_id: int,
+    logprob: float,
+    rank: int,
+    top_ids: Sequence[int],
+    top_logprobs: Sequence[float],
+    num_top: int,
+) -> TokenLogprobs:
+    """One line of `Scores` as plain values; its top part may be wider than `num_top`."""
+    top = tuple(zip(top_ids[:num_top], top_logprobs[:num_top], strict=True))
+    return TokenLogprobs(token_id, logprob, rank, top)
+
+
+def _to_pinned(part: Tensor) -> Tensor:
+    host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+    return host.copy_(part, non_blocking=True)
+
+
+def _sample(
+    row: int,
+    token_id: int,
+    best: float,
+    num_top: int | None,
+    scored: Iterator[tuple[float, int, list[int], list[float]]],
+) -> Sample:
+    """Takes a line of `scored` where the draw has one."""
+    scores = None if num_top is None else token_logprobs(token_id, *next(scored), num_top)
+    if not math.isfinite(best):
+        return Sample(row, token_id, error=NO_TOKEN)
+    return Sample(row, token_id, scores)

@@ -1,0 +1,256 @@
+"""Measures what an engine takes of a card's memory besides its pool: runs its worst steps once.
+
+The steps run on a small pool that is thrown away afterwards. All requests of them share the same
+few blocks, so what they compute means nothing; what they allocate does. Their kernels are compiled
+and loaded then, so no request has to wait for that later.
+Knows nothing of how many blocks the real pool gets.
+"""
+
+import dataclasses
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from zipage_lang.runtime.config import EngineConfig
+from zipage_lang.runtime.decode_graphs import buckets_up_to
+from zipage_lang.runtime.limits import Limits
+from zipage_lang.runtime.memory_sizing import GIB, MemoryNeeds, graph_bytes
+from zipage_lang.runtime.model_runner import ModelRunner
+from zipage_lang.runtime.policies.policy import Policy
+from zipage_lang.runtime.sampling_params import SamplingParams
+from zipage_lang.runtime.step_plan import BlockUpdate, Chunk, Compaction, RowSetup, StepPlan
+
+# Every feature that makes tensors as large as the logits.
+COSTLY_SAMPLING = SamplingParams(
+    max_tokens=2, temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1
+)
+
+
+class Meter(NamedTuple):
+    """Reads a card's memory, in bytes."""
+
+    device: torch.device
+    total: int
+    used: Callable[[], int]  # by whoever, allocators' caches included
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorstCase:
+    """The bounds of a step, as options and policies set them."""
+
+    max_running: int
+    max_step_tokens: int
+    max_model_len: int
+    block_size: int
+    num_query_slots: int
+    has_queries: bool  # decodes write query rings
+    buckets: tuple[int, ...]  # batch sizes of decode graphs, ascending; none: there are no graphs
+    tail_len: int  # slots of the longest usual tail, K + E
+    num_keep: int  # of them
+    policy: Policy  # the costliest
+
+    @property
+    def num_rows(self) -> int:
+        """Requests of the largest step."""
+        return min(self.max_running, self.max_step_tokens)
+
+    @property
+    def chunk_len(self) -> int:
+        """Tokens of each of them; at most `num_rows` - 1 too few in all."""
+        return min(self.max_step_tokens // self.num_rows, self.max_model_len - 1)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the small pool, without the dummy."""
+        return -(-max(self.chunk_len + 1, self.tail_len) // self.block_size)
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        return tuple(range(1, self.num_blocks + 1))
+
+    def query_slot(self, row: int) -> int | None:
+        return row if row < self.num_query_slots else None
+
+
+def worst_case(config: EngineConfig, limits: Limits, policies: Mapping[str, Policy]) -> WorstCase:
+    """What these options allow. The costliest policy is the one with the most queries."""
+    compression, scheduler = config.compression, config.scheduler
+    tail_len = compression.kv_budget + compression.evict_interval
+    return WorstCase(
+        max_running=scheduler.max_running,
+        max_step_tokens=scheduler.max_step_tokens,
+        max_model_len=limits.max_model_len,
+        block_size=config.cache.block_size,
+        num_query_slots=limits.num_query_slots,
+        has_queries=compression.kv_mode != "off",
+        buckets=buckets_up_to(scheduler.max_running) if scheduler.cuda_graphs else (),
+        tail_len=min(tail_len, limits.max_model_len),
+        num_keep=min(compression.kv_budget, limits.max_model_len),
+        policy=max(policies.values(), key=lambda policy: policy.num_queries),
+    )
+
+
+def largest_step(worst: WorstCase) -> StepPlan:
+    """All rows are set up, compute as many tokens as a step may, and draw one each."""
+    rows = range(worst.num_rows)
+    return StepPlan(
+        step=0,
+        row_setups=tuple(RowSetup(row, (0,), 1, COSTLY_SAMPLING, seed=row) for row in rows),
+        block_updates=tuple(BlockUpdate(row, 0, worst.block_ids) for row in rows),
+        chunks=tuple(
+            Chunk(
+                row=row,
+                num_tokens=worst.chunk_len,
+                token_ids=(0,) * worst.chunk_len,
+                position=0,
+                resident_start=0,
+                sample_rows=(row,),
+                query_slot=worst.query_slot(row),
+                prompt_score=None,
+            )
+            for row in rows
+        ),
+    )
+
+
+def decodes(worst: WorstCase, num_rows: int) -> StepPlan:
+    """So many rows decode; `largest_step` set them up."""
+    return StepPlan(
+        step=1,
+        block_updates=tuple(BlockUpdate(row, 0, worst.block_ids) for row in range(num_rows)),
+        chunks=tuple(
+            Chunk(
+                row=row,
+                num_tokens=1,
+                token_ids=None,
+                position=worst.chunk_len,
+                resident_start=worst.chunk_len,
+                sample_rows=(row,),
+                query_slot=worst.query_slot(row) if worst.has_queries else None,
+                prompt_score=None,
+            )
+            for row in range(num_rows)
+        ),
+    )
+
+
+def largest_compaction(worst: WorstCase) -> StepPlan:
+    """As many tails at once as there may be requests; the compressor cuts them into passes."""
+    kept_blocks = worst.block_ids[: -(-worst.num_keep // worst.block_size)]
+    num_blocks = -(-worst.tail_len // worst.block_size)
+    return StepPlan(
+        step=2,
+        compactions=tuple(
+            Compaction(
+                ident=row,
+                row=row,
+                policy=worst.policy.name,
+                protected_len=0,
+                tail_len=worst.tail_len,
+                num_keep=worst.num_keep,
+                stateful_len=0,
+                logical_len=worst.tail_len,
+                query_slot=row % worst.num_query_slots,
+                num_queries=worst.policy.num_queries,
+                seed=row,
+                block_ids_before=worst.block_ids[:num_blocks],
+                block_ids=kept_blocks,
+                block_copies=(),
+            )
+            for row in range(worst.num_rows)
+        ),
+    )
+
+
+def measure_needs(
+    make_runner: Callable[[int], tuple[ModelRunner, int]],
+    worst: WorstCase,
+    meter: Meter,
+    *,
+    used_before: int,
+    logits_row_bytes: int,
+) -> MemoryNeeds:
+    """Run the worst steps and see what they took. The weights must be loaded.
+
+    Args:
+        make_runner: usable blocks -> a runner on a pool of that many, with no graphs captured yet,
+            and the bytes of its pool.
+        used_before: the meter's reading before the weights were loaded.
+        logits_row_bytes: of one row's logits.
+
+    Raises ValueError when the steps do not even fit beside the small pool.
+    """
+    what = f"a step of {worst.max_step_tokens} tokens and {worst.num_rows} requests"
+    with explained_out_of_memory(what, meter.device):
+        release_memory()
+        readings = [meter.used()]
+        runner, pool_bytes = make_runner(worst.num_blocks)
+        readings.append(meter.used())
+        readings += [meter.used() for _ in _run_worst_steps(runner, worst)]
+    loaded, built, stepped, compacted, captured, captured_two = readings
+    del runner
+    release_memory()
+    return MemoryNeeds(
+        total=meter.total,
+        others=used_before,
+        weights=max(0, loaded - used_before),
+        fixed=max(0, built - loaded - pool_bytes),
+        step=max(0, stepped - built),
+        compaction=max(0, compacted - stepped),
+        graphs=graph_bytes(
+            max(0, captured - compacted),
+            max(0, captured_two - captured),
+            worst.buckets,
+            logits_row_bytes,
+        ),
+    )
+
+
+def card_meter(device: torch.device) -> Meter:
+    """Reads the card that `device` names."""
+    return Meter(device, torch.cuda.mem_get_info(device)[1], lambda: memory_in_use(device))
+
+
+def memory_in_use(device: torch.device) -> int:
+    """Bytes of the card in use, by whoever; 0 for a device without memory of its own."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
+def release_memory() -> None:
+    """Give back what torch's allocator keeps but nobody holds."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def explained_out_of_memory(what: str, device: torch.device) -> Iterator[None]:
+    """Turn the card's refusal into a ValueError that says what did not fit and what to change."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"{what} did not fit the card ({memory_in_use(device) / GIB:.2f} GiB were in use: "
+            f"{error}); take a smaller model or dtype='bfloat16', lower max_step_tokens, "
+            "max_running or num_query_slots, or free memory that other processes hold"
+        ) from error
+
+
+def _run_worst_steps(runner: ModelRunner, worst: WorstCase) -> Iterator[None]:
+    """Yields after the step, the compaction, and the captures of the two largest buckets."""
+    runner.run(largest_step(worst))
+    yield
+    runner.run(largest_compaction(worst))
+    runner.wait_for_compactions()
+    yield
+    largest = worst.buckets[-1:] or (worst.num_rows,)
+    for bucket in (*largest, *(worst.buckets[-2:-1] or largest)):
+        runner.run(decodes(worst, min(bucket, worst.num_rows)))
+        yield

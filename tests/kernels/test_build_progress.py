@@ -1,0 +1,57 @@
+"""What is told of a long build, and the command that builds ahead of a start."""
+
+import logging
+import os
+import time
+
+import pytest
+
+from zipage_lang.kernels import build_progress
+from zipage_lang.kernels.build_progress import num_done, shown_build
+from zipage_lang.runtime import prebuild
+
+
+def test_only_files_written_since_the_start_count(tmp_path):
+    started = time.time()
+    for name, age in (("old.o", 100), ("new.o", -1), ("new.so", -1), ("new.cu", -1)):
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, (started - age, started - age))
+    assert num_done(tmp_path, started) == 2
+    assert num_done(tmp_path / "missing", started) == 0
+
+
+def test_a_build_is_told_of_in_lines_where_there_is_no_terminal(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(build_progress, "LINE_EVERY_S", 0.01)
+    with caplog.at_level(logging.WARNING), shown_build("a thing", "a minute", tmp_path, 1):
+        while not any("0 of 1 files" in line for line in caplog.messages):
+            time.sleep(0.01)
+    lines = caplog.messages
+    assert lines[0] == "building a thing: a minute"
+    assert lines[-1].startswith("built a thing in ")
+
+
+def test_a_build_is_shown_as_a_bar_in_a_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(build_progress, "POLL_S", 0.01)
+    with shown_build("a thing", "a minute", tmp_path, 1):
+        time.sleep(0.05)
+    assert "building a thing" in capsys.readouterr().err
+
+
+def test_a_build_that_fails_is_not_called_built(tmp_path, caplog):
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(RuntimeError, match="no compiler"),
+        shown_build("a thing", "a minute", tmp_path, 1),
+    ):
+        raise RuntimeError("no compiler")
+    assert caplog.messages == ["building a thing: a minute"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(["--model", "qwen9"], "qwen9"), (["--head-dim", "96"], "no attention for head size 96")],
+)
+def test_prebuild_refuses_what_it_cannot_build(arguments, told, capsys):
+    assert prebuild.main(arguments) == 1
+    assert told in capsys.readouterr().err

@@ -1,0 +1,47 @@
+"""Frames whose text does not stay, and branches whose text does after all.
+
+Knows nothing of handles, requests or budgets.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Generator
+
+from zipage_lang.interpreter import StateCore
+
+
+@contextlib.contextmanager
+def scratch_core(core: StateCore) -> Generator[StateCore]:
+    """A branch of `core`; its values become those of `core` at the end, done or not."""
+    (frame,) = core.fork(1, None)
+    if core.trace is not None:
+        core.trace.scratch(begins=True, state=frame)
+    try:
+        yield frame
+    except BaseException as error:
+        frame.cancel(f"its scratch frame raised {type(error).__name__}")
+        raise
+    finally:
+        if core.trace is not None:
+            core.trace.scratch(begins=False, state=frame)
+        _bring_values(core, frame)
+        frame.release()
+
+
+async def adopted(core: StateCore, branch: StateCore) -> None:
+    """Append what `branch` said since it was forked from `core`, once it has said it.
+
+    Raises the branch's error. Runs on the loop.
+    """
+    await asyncio.wrap_future(branch.barrier())
+    if branch.error is not None:
+        raise branch.error
+    core.splice(branch)
+    _bring_values(core, branch)
+
+
+def _bring_values(core: StateCore, branch: StateCore) -> None:
+    for name in branch.variables.own_names:
+        variable = branch.variables.find(name)
+        assert variable is not None, f"{name} was written and is not there"
+        core.variables.add(variable)
