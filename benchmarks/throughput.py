@@ -26,6 +26,7 @@ from loads import LOADS, Load
 
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.engine import Engine
+from zipage_lang.runtime.garbage import calm_garbage_collector
 from zipage_lang.runtime.messages import Abort, AddRequest
 from zipage_lang.runtime.models.config import ArchConfig
 from zipage_lang.runtime.sampling_params import SamplingParams
@@ -94,6 +95,7 @@ def warm_up(engine: Engine) -> None:
     while engine.has_work:
         engine.step()
     engine.scheduler.flush_cache()
+    calm_garbage_collector()
 
 
 def send(engine: Engine, load: Load, temperature: float) -> None:

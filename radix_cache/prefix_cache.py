@@ -185,6 +185,11 @@ class PrefixCache:
         short even so.
         """
         self._assert_idle(table)
+        room = len(table.block_ids) * self.block_size - table.resident_len
+        if 0 < num_tokens <= room and not self._pool.is_shared(table.block_ids[-1]):
+            table.resident_len += num_tokens  # nearly every decode: no block is needed
+            table.logical_len += num_tokens
+            return Append(len(table.block_ids), (), None)
         # Asked before anything is evicted: that can leave this table alone with its last block.
         must_copy = num_tokens > 0 and self._is_last_block_shared(table)
         new_ids = self._allocate(self.num_new_blocks(table, num_tokens))

@@ -17,6 +17,7 @@ import zmq
 from zipage_lang.runtime import messages
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.engine import Engine
+from zipage_lang.runtime.garbage import calm_garbage_collector
 
 IDLE_POLL_MS = 200  # how often an idle engine looks whether its parent still lives
 
@@ -115,6 +116,7 @@ def _start(config: EngineConfig, outbox: zmq.Socket[bytes]) -> Engine | None:
             log.error("%s", traceback.format_exc())
         outbox.send(messages.encode(messages.Failed(error=str(error))))
         return None
+    calm_garbage_collector()
     outbox.send(messages.encode(engine.ready))
     return engine
 
