@@ -1,6 +1,6 @@
 """Decode products on the card: right, how fast each is, and a whole stack of layers in one graph.
 
-    python3 benchmarks/card/products.py [check sweep chain]
+    python3 benchmarks/card/products.py [check sweep chain tune]
 
 Each stage and kernel runs in a process of its own with a time limit, so that none can take down or
 hold up the rest. Prints tables; `sweep` ends in lines for `kernels/hopper/choose.py`.
@@ -15,6 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,10 @@ SHAPES = {
 HEAD = (151936, HIDDEN, False)
 ROWS = (8, 32, 64, 96, 128, 160, 192, 256)
 CHAIN_ROWS = (8, 64, 96, 128, 192, 256)
+TUNED_ROWS = (128, 96, 192, 160, 64)
 SKINNY_ROWS = (64, 128)  # each of its shapes is compiled first, which takes seconds
 NUM_CANDIDATES = 14
-CHECK_LIMIT_S, STAGE_LIMIT_S = 25, 28
+CHECK_LIMIT_S, STAGE_LIMIT_S = 25, 60
 HERE = Path(__file__).resolve().parent
 BEST_FILE = Path(tempfile.gettempdir()) / "zipage_products_best.json"
 
@@ -305,18 +307,12 @@ def chain(weights: dict[str, list[Tensor]], rate: float) -> None:
     least = all_bytes / rate / 1e3
     print(f"stack of {LAYERS} layers without attention: least {least:.2f} ms; ms (share), distance")
     hopper, skinny = hopper_products(weights), skinny_products(weights)
-    ahead = {size: linked(hopper_products(weights), size << 20) for size in (6, 12, 20)}
     variants: dict[str, tuple[Products, str]] = {
         "cublas": (cublas_products(weights), "whole"),
         "hopper": (hopper, "whole"),
         "no overlap": (varied(hopper, overlap=False), "whole"),
         "prefetch 4": (varied(hopper, prefetch=4), "whole"),
-        "prefetch 12": (varied(hopper, prefetch=12), "whole"),
         "apart": (hopper, "apart"),
-        **{f"ahead {size}": (products, "whole") for size, products in ahead.items()},
-        "ahead 12 prefetch 4": (varied(ahead[12], prefetch=4), "whole"),
-        "apart ahead 12": (ahead[12], "apart"),
-        "apart ahead 12 prefetch 4": (varied(ahead[12], prefetch=4), "apart"),
     }
     if skinny is not None:
         variants["skinny"] = (skinny, "apart")
@@ -339,6 +335,59 @@ def chain(weights: dict[str, list[Tensor]], rate: float) -> None:
                 continue
             line += f"\n     {name:26s} {ms:.3f} ({least / ms:.0%}) {distance:.0e}"
         print(line)
+
+
+class Fixed:
+    """A Hopper product cut in one way, or cuBLAS where there is no cut."""
+
+    def __init__(self, product: Any, cublas: CublasProduct, config: Any) -> None:
+        self.product, self.cublas, self.config = product, cublas, config
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.cublas(x) if self.config is None else self.product.run(x, self.config)
+
+
+def tune(weights: dict[str, list[Tensor]]) -> None:
+    """The cuts that make the whole stack fastest, one product after the other, twice around."""
+    from zipage_lang.kernels.hopper.choose import HopperConfig, choose_config, ranked_configs
+    from zipage_lang.kernels.hopper.library import clusters_held
+
+    hopper, cublas, held = hopper_products(weights), cublas_products(weights), clusters_held()
+
+    def stack_ms(cuts: dict[str, Any], rows: int) -> float:
+        products = {
+            name: [
+                Fixed(*pair, cuts[name]) for pair in zip(hopper[name], cublas[name], strict=True)
+            ]
+            for name in SHAPES
+        }
+        work = stack_of_layers(products, rows, "whole")
+        graph = capture(work, warmups=1)
+        return min(event_ms(graph.replay, 8) for _ in range(2))
+
+    for rows in TUNED_ROWS:
+        cuts: dict[str, Any] = {}
+        for name, (out_size, in_size, _) in SHAPES.items():
+            cuts[name] = choose_config(rows, out_size, in_size, held=held)
+        best = first = tried(partial(stack_ms, cuts, rows))
+        for name in ("gate_up", "down", "o", "qkv", "o"):
+            out_size, in_size, _ = SHAPES[name]
+            ranked = ranked_configs(rows, out_size, in_size, held=held)[:5]
+            wider = cuts[name] and cuts[name]._replace(shared_bytes=226 << 10)
+            for config in [*ranked, wider, None]:
+                ms = tried(partial(stack_ms, {**cuts, name: config}, rows))
+                if ms < best - 0.004:
+                    best, cuts = ms, {**cuts, name: config}
+        print(f"{rows}: {first:.3f} -> {best:.3f} ms", flush=True)
+        for name, config in cuts.items():
+            out_size, in_size, _ = SHAPES[name]
+            cut = tuple(config[:3]) if isinstance(config, HopperConfig) else None
+            more = "" if config is None or config.shared_bytes >> 10 == 208 else " # 226K"
+            print(f"    ({rows}, {out_size}, {in_size}): {cut},{more}")
+
+
+def stage_tune() -> None:
+    tune(random_weights())
 
 
 def stage_sweep() -> None:
@@ -373,7 +422,7 @@ def main() -> None:
         for one in [run_limited([checks, kind], CHECK_LIMIT_S) for kind in ("hopper", "skinny")]:
             if one.wait():
                 print(f"check ended with {one.returncode} (124: took over {CHECK_LIMIT_S} s)")
-    for stage in ("sweep", "chain"):
+    for stage in ("sweep", "chain", "tune"):
         if stage in stages:
             one = run_limited([str(HERE / "products.py"), f"only-{stage}"], STAGE_LIMIT_S)
             if one.wait():
@@ -386,5 +435,7 @@ if __name__ == "__main__":
         stage_sweep()
     elif sys.argv[1:] == ["only-chain"]:
         stage_chain()
+    elif sys.argv[1:] == ["only-tune"]:
+        stage_tune()
     else:
         main()

@@ -1,0 +1,27 @@
+"""A decode step of 128 requests at 2,304 resident tokens against weights and KV over copy bandwidth.
+
+    python3 benchmarks/card/decode_step.py [rows] [kv_len]
+
+Knows nothing of the scheduler.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from model_step import time_model
+from timing import event_ms
+
+
+def main() -> None:
+    num_rows, kv_len = (int(word) for word in (sys.argv[1:] or ["128", "2304"]))
+    source = torch.empty(2**32, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    copy = 2 * source.nbytes / (event_ms(lambda: target.copy_(source)) / 1e3)
+    print(f"copy {copy / 1e12:.3f} TB/s")
+    del source, target
+    report: dict[str, Any] = {}
+    time_model(report, copy, num_rows=num_rows, kv_len=kv_len)
+
+
+main()
