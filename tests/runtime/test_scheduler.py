@@ -3,6 +3,7 @@
 Each case runs on the FakeRunner, so that every plan is also carried out and checked.
 """
 
+import itertools
 import zlib
 
 import pytest
@@ -335,6 +336,22 @@ def test_without_pressure_nobody_gives_way_at_the_end_of_a_turn():
     )
     stats = finish(simulation)
     assert (stats["num_swap_outs"], stats["num_preemptions"]) == (0, 0)
+
+
+def test_decodes_that_share_a_prefix_stand_side_by_side():
+    prompts = {"a": [1, 2, 3, 4, 5], "b": [6, 7, 8, 9, 10], "c": [11, 12, 13, 14, 15]}
+    names = [f"{prompt}{sample}" for sample in range(3) for prompt in prompts]
+    simulation = start(
+        *(request(name, prompts[name[0]], 6) for name in names),
+        num_blocks=90,
+        scheduler={"max_running": 9},
+    )
+    for _ in range(4):
+        plan = simulation.step()
+    owners = {request.row: request.request_id for request in simulation.scheduler._state.running}
+    order = [owners[chunk.row][0] for chunk in plan.chunks]
+    assert len(order) == 9
+    assert len([prompt for prompt, _ in itertools.groupby(order)]) == 3, order
 
 
 def test_newcomer_starts_even_with_those_who_run():
