@@ -18,6 +18,7 @@ from zipage_lang.frontend.outputs import Progress, RequestOutput
 from zipage_lang.frontend.pin_board import PinBoard
 from zipage_lang.frontend.sample_builder import SampleBuilder
 from zipage_lang.frontend.stop_strings import StopMatcher
+from zipage_lang.frontend.thinking import ThinkSplit, ThinkTexts
 from zipage_lang.frontend.token_stream import TokenStream
 from zipage_lang.frontend.tokenizer import Tokenizer, load_tokenizer
 from zipage_lang.runtime.config import EngineConfig
@@ -206,9 +207,17 @@ class AsyncLLM:
                 sample_index,
                 self.tokenizer.new_detokenizer(sampling.skip_special_tokens),
                 StopMatcher(stops, sampling.min_tokens) if stops else None,
+                self._new_split(sampling),
             )
             for sample_index in range(sampling.n)
         ]
+
+    def _new_split(self, sampling: SamplingParams) -> ThinkSplit | None:
+        if sampling.think is None:
+            return None
+        return ThinkSplit(
+            ThinkTexts.of(sampling.think, lambda ids: self.tokenizer.decode(ids, False))
+        )
 
     def _advance(self, samples: list[SampleBuilder], output: TokenOutput) -> bool:
         """Apply one engine output; False where it changes nothing that the reader sees."""

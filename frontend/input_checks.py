@@ -42,6 +42,15 @@ def check_request(request: AddRequest, ready: Ready) -> None:
         raise ValueError(f"kv={request.kv!r} must be a KVParams or None")
     _check_token_ids("stop_token_ids", request.sampling.stop_token_ids, ready.vocab_size)
     _check_token_ids("logit_bias", request.sampling.logit_bias or (), ready.vocab_size)
+    if request.sampling.think is not None:
+        think = request.sampling.think
+        _check_token_ids("think start_token_ids", think.start_token_ids, ready.vocab_size)
+        _check_token_ids("think end_token_ids", think.end_token_ids, ready.vocab_size)
+    if request.sampling.grammar is not None and not ready.eos_token_ids:
+        raise ValueError(
+            "the model names no end-of-sequence token, so an answer that matches a grammar could "
+            "not end; use a model whose config.json has eos_token_id"
+        )
     if not isinstance(request.request_id, str) or not request.request_id:
         raise ValueError(f"request_id={request.request_id!r} must be a string that is not empty")
     if isinstance(request.priority, bool) or not isinstance(request.priority, int):

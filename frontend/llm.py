@@ -28,10 +28,19 @@ CANCEL_GRACE_S = 2.0
 
 
 class Engine:
-    """A running engine process. Options are those of EngineConfig, flat:
+    """A running engine process, say `Engine("smollm2-135m", kv_mode="fixed", kv_budget=256)`. A
+    context manager.
 
-    `Engine("smollm2-135m", kv_mode="fixed", kv_budget=256, block_size=16)`. A context manager.
-    Raises ValueError for an unknown or bad option, EngineStartError where it does not come up.
+    Parameters:
+        model: a known name, a folder, a GGUF file or a hub id.
+        engine_command: another program to start as the engine process.
+        options: those of EngineConfig, flat.
+
+    Errors: ValueError for an unknown or bad option, EngineStartError where it does not come up.
+
+    >>> zipage.Engine("smollm2-135m", kv_mode="sometimes")
+    Traceback (most recent call last):
+    ValueError: kv mode='sometimes' must be one of off, fixed, adaptive
     """
 
     def __init__(

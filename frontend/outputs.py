@@ -18,6 +18,9 @@ class RequestOutput:
 
     Cumulative: text, token_ids, logprobs, usage, kv. `token_ids` holds the token that ended the
     output (end of sequence or a stop token) and those of a matched stop string; `text` does not.
+
+    With thinking control `text` stays whole, and `thinking` and `answer` are its two parts:
+    the first `num_thinking_tokens` tokens without their tags, and the rest as it is.
     """
 
     request_id: str
@@ -25,6 +28,8 @@ class RequestOutput:
     sample_index: int = 0
     text: str = ""
     text_delta: str = ""  # new since the last output of this sample
+    thinking: str = ""  # between the tags; "" without thinking control
+    answer: str = ""  # behind thinking; all of `text` without thinking control
     token_ids: list[int] = dataclasses.field(default_factory=list)
     finish_reason: str | None = None  # stop, length, abort; None while it runs
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
@@ -36,6 +41,11 @@ class RequestOutput:
     @property
     def is_final(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def num_thinking_tokens(self) -> int:
+        """Leading tokens of `token_ids` that are thinking, tags and forced closing included."""
+        return self.usage.thinking_tokens
 
 
 @dataclasses.dataclass(slots=True)

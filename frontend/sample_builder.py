@@ -8,6 +8,7 @@ import msgspec
 from zipage_lang.frontend.detokenizer import Detokenizer
 from zipage_lang.frontend.outputs import FINISH_STOP, RequestOutput
 from zipage_lang.frontend.stop_strings import StopMatcher
+from zipage_lang.frontend.thinking import ThinkSplit
 from zipage_lang.runtime.messages import KVUsage, LogprobEntry, TokenOutput, Usage
 
 
@@ -21,7 +22,9 @@ class SampleBuilder:
         sample_index: int,
         detokenizer: Detokenizer,
         matcher: StopMatcher | None,
+        split: ThinkSplit | None = None,
     ) -> None:
+        """matcher: None without stop strings; split: None without thinking control."""
         self.prompt_logprobs: list[LogprobEntry | None] | None = None
         self.num_tokens = 0
         self._request_id = request_id
@@ -29,6 +32,7 @@ class SampleBuilder:
         self._sample_index = sample_index
         self._detokenizer = detokenizer
         self._matcher = matcher
+        self._split = split
         self._text = ""
         self._text_delta = ""
         self._token_ids: list[int] = []
@@ -60,12 +64,17 @@ class SampleBuilder:
 
     def snapshot(self) -> RequestOutput:
         """The sample as it stands."""
+        thinking, answer = "", self._text
+        if self._split is not None:
+            thinking, answer = self._split.part(self._text, self._usage.thinking_tokens)
         return RequestOutput(
             request_id=self._request_id,
             prompt_token_ids=self._prompt_token_ids,
             sample_index=self._sample_index,
             text=self._text,
             text_delta=self._text_delta,
+            thinking=thinking,
+            answer=answer,
             token_ids=list(self._token_ids),
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
@@ -86,17 +95,27 @@ class SampleBuilder:
         return text
 
     def _read_shown(self, token_ids: list[int]) -> str:
-        if self._matcher is None:
+        if self._matcher is None and self._split is None:
             self._take(token_ids)
             return self._detokenizer.feed(token_ids)
         shown = []
         for token_id in token_ids:  # one by one, so that the count at a match is exact
             self._take([token_id])
             text = self._detokenizer.feed([token_id])
-            shown.append(self._matcher.feed(text, self.num_tokens))
-            if self._matcher.matched is not None:
+            if self._split is not None:
+                self._split.add(len(text))
+            shown.append(self._match(text))
+            if self.hit_stop_string:
                 break
         return "".join(shown)
+
+    def _match(self, text: str) -> str:
+        """What of one token's text can be shown now. Thinking is not searched for stop strings."""
+        if self._matcher is None:
+            return text
+        if self.num_tokens <= self._usage.thinking_tokens:
+            return self._matcher.flush() + text
+        return self._matcher.feed(text, self.num_tokens)
 
     def _take(self, token_ids: list[int]) -> None:
         self._token_ids += token_ids

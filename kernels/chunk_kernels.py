@@ -1,15 +1,31 @@
-"""Device code that scores one chunk of 16-bit keys: attention mass and redundancy from one read.
+"""Device code that scores one chunk of bfloat16 keys: attention mass and redundancy, one read.
 
 Knows nothing of rows' lengths beyond its arguments; `kernels/scores.py` checks and launches.
 
-The chunk's keys are read once, into shared memory, in tiles; every product is a bfloat16 (float16)
-tensor-core product accumulated in float32. A pair of keys (j, i) costs few vector operations:
-    total_j += k_j.k_i * (huge / |k_i|)                                        one FMA
-    hit = saturate(k_j.k_i * (huge / |k_i|) - huge * threshold * |k_j|): 1, 0  one FMA
-    candidate = hit * (position_i + 1), the largest of a row is the newest     multiply, maximum
-Which cosine is dropped is looked up only for tiles that hold a newer similar key than those before;
-the tiles that are likely newest come first. What key i loses is added up in fixed point, so that
-the order of the additions does not matter. Positions below 2^24 are exact.
+The chunk's keys are read once, into shared memory, in tiles; every product is a tensor-core product
+accumulated in float32. The sum over i of cos(j, i) takes no work per pair of keys:
+    k_j . (sum over i of k_i / |k_i|) / |k_j|
+is two slim products, for which float32 factors are split into three bfloat16 numbers each.
+Each key's newest similar key is looked for among few keys first:
+1. The chunk's 16 newest keys, in one slim product. Where many keys are alike, most find theirs.
+2. A key that did not is open, and each two tiles with open keys are multiplied once. The signs of
+       excess = k_j . k_i / |k_i| - threshold * |k_j|
+   are joined by "and", half an instruction a pair of keys beside the multiply-add. Where no keys
+   are alike, this is all.
+3. Where an open key has a similar one, the two tiles are read again from the L2 and compared in
+   full: newest tiles first, until no tile left holds a position newer than what was found.
+What a key loses is added up in fixed point, so that the order of the additions does not matter.
+
+What a program must know in more than one register layout it notes in memory, float32 each:
+    lines    [slots]    number of the key's line in the pool, as int32; of a real key for padding
+    inverses [slots]    1 / |k|, 0 for padding
+    offsets  [slots]    -threshold * |k|, -inf for padding
+    opens    [slots]    0 where the key's newest similar one is still to be found, else -0
+    group    [16]       indices of the newest keys, as int32
+    heads    [columns]  number of the query's line in the ring, as int32
+    lses     [columns]  its log-sum-exp, inf where there is no query
+A column is member * QUERIES + query, part after part of the queries, so that a thread holds all
+members of its queries.
 """
 
 # Triton's compiler grows tuples by adding to them, which has no type in Python.
@@ -22,8 +38,13 @@ import triton.language as tl
 from zipage_lang.kernels.score_kernels import INTERPRETED, products
 
 _TINY_NORM = tl.constexpr(1e-12)
-_HUGE = tl.constexpr(2.0**80)
-_FIXED_POINT = tl.constexpr(4194304.0)  # 2^22: 256 cosines of at most 1 fit an int32
+_FIXED_POINT = tl.constexpr(4194304.0)  # 2^22: 256 cosines of at most 1 fit an int32 twice
+_NEWEST = tl.constexpr(0x7FFF_FFFF)
+_SIGN = tl.constexpr(-0x8000_0000)
+_UPPER_HALF = tl.constexpr(-65536)  # of an int32: what bfloat16 keeps of a float32
+_PART_COLUMNS = tl.constexpr(16)  # of a slim product, three of them used
+_GROUP = tl.constexpr(16)  # newest keys, another slim product
+_LONGEST_BACK = tl.constexpr(2**22)
 
 
 @triton.jit(do_not_specialize=["max_tail", "num_chunks", "chunk", "num_queries"])
@@ -35,9 +56,10 @@ def chunk_kernel(
     ring_lse,
     ring_slots,
     query_at,
-    mass,  # holds huge / |k| first
+    mass,
     similarity,
-    lost_sums,  # int32, may be the memory of `similarity`
+    fixed_sums,  # int32, may be the memory of `similarity`
+    notes,  # [num_programs, 4 * slots + 16 + 2 * columns]
     max_tail,
     num_chunks,
     chunk,
@@ -54,6 +76,7 @@ def chunk_kernel(
     QUERY_PARTS: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
+    TILES_PADDED: tl.constexpr,
 ):
     """One chunk of one row and head, of at most TILE * TILES slots.
 
@@ -70,212 +93,443 @@ def chunk_kernel(
     positions += out
     mass += out
     similarity += out
-    lost_sums += out
-    lane = tl.arange(0, TILE)
-    found, keys = (), ()
-    for tile in tl.static_range(TILES):
-        inside = lane < length - tile * TILE
-        slot = tl.load(slots + tile * TILE + lane, mask=inside, other=-1)
-        found = found + (slot.to(tl.int32),)
-        tl.store(lost_sums + tile * TILE + lane, tl.zeros((TILE,), tl.int32), mask=inside)
-    for tile in tl.static_range(TILES):  # all loads first: the whole chunk is in flight at once
-        keys = keys + (_load_keys(kv, found[tile], head, BLOCK_SIZE, HEADS, DIM, DIM_PADDED),)
-    num_keys = tl.zeros((), tl.int32)
-    for tile in tl.static_range(TILES):
-        wide = keys[tile].to(tl.float32)
-        inside = lane < length - tile * TILE
-        norm = tl.maximum(tl.sqrt(tl.sum(wide * wide, axis=1)), _TINY_NORM)
-        tl.store(mass + tile * TILE + lane, 1.0 / norm * _HUGE, mask=inside)
-        num_keys += tl.sum((found[tile] >= 0).to(tl.int32), axis=0)
-    tl.debug_barrier()  # what one thread wrote, another reads and adds to
-    states = _compare(keys, mass, positions, length, threshold, TILE, TILES)
-    for tile in tl.static_range(TILES):
-        _, newest, newest_index, cosine = states[tile]
-        lost = tl.floor(cosine * _FIXED_POINT + 0.5).to(tl.int32)
-        at_newest = lost_sums + newest_index.to(tl.int32)
-        tl.atomic_add(at_newest, lost, mask=newest > 0, sem="relaxed", scope="cta")
-    tl.debug_barrier()  # squares are read, sums are complete
-    share = 1.0 / tl.maximum(num_keys, 1).to(tl.float32)
-    for tile in tl.static_range(TILES):
-        inside = lane < length - tile * TILE
-        lost = tl.load(lost_sums + tile * TILE + lane, mask=inside, other=0, volatile=True)
-        result = (states[tile][0] - lost.to(tl.float32) / _FIXED_POINT) * share
-        tl.store(similarity + tile * TILE + lane, result, mask=inside)
-    _store_mass(
-        keys, found, positions, ring, ring_lse, ring_slots, query_at, mass, row, head, length,
-        num_queries, scale_log2,
-        HEADS, DIM, DIM_PADDED, GROUP, GROUP_PADDED, QUERIES, QUERY_PARTS, TILE, TILES,
-    )  # fmt: skip
+    fixed_sums += out
+    all_slots: tl.constexpr = TILE * TILES_PADDED
+    columns: tl.constexpr = GROUP_PADDED * QUERIES * QUERY_PARTS
+    notes += program.to(tl.int64) * (4 * all_slots + _GROUP + 2 * columns)
+    lines, inverses, offsets = notes, notes + all_slots, notes + 2 * all_slots
+    opens, group = notes + 3 * all_slots, notes + 4 * all_slots
+    heads, lses = group + _GROUP, group + _GROUP + columns
+    num_keys = _note_lines(slots, lines, inverses, length, BLOCK_SIZE, all_slots)
+    index = tl.arange(0, all_slots)
+    if num_keys == 0:
+        tl.store(mass + index, 0.0, mask=index < length)
+        tl.store(similarity + index, 0.0, mask=index < length)
+    else:
+        newest_outside = _note_group(slots, positions, group, length, all_slots)
+        num_stored = _note_queries(
+            ring_lse, ring_slots + row * num_queries, heads, lses, head, num_queries,
+            HEADS, GROUP, GROUP_PADDED, QUERIES, QUERY_PARTS,
+        )  # fmt: skip
+        tl.debug_barrier()  # what one thread noted, another reads
+        head_keys = kv + head * DIM
+        keys, hits = _note_norms(
+            head_keys, lines, inverses, offsets, threshold, HEADS, DIM, DIM_PADDED, TILE, TILES
+        )
+        _store_sums(keys, fixed_sums, inverses, length, DIM_PADDED, TILE, TILES)
+        tl.debug_barrier()  # sums are there to be added to
+        similar = _drop_in_group(
+            head_keys, keys, hits, positions, lines, inverses, offsets, opens, group, fixed_sums,
+            newest_outside, HEADS, DIM, DIM_PADDED, TILE, TILES,
+        )  # fmt: skip
+        if similar != 0:
+            similar = _similar_tiles(keys, inverses, offsets, opens, similar, TILE, TILES)
+        _store_mass(
+            keys, inverses, positions, ring, heads, lses, ring_slots + row * num_queries,
+            query_at + row * num_queries, mass, length, num_queries, num_stored, scale_log2,
+            DIM, DIM_PADDED, GROUP_PADDED, QUERIES, QUERY_PARTS, TILE, TILES,
+        )  # fmt: skip
+        if similar != 0:
+            _drop_newest(
+                head_keys, positions, lines, inverses, offsets, opens, fixed_sums, length,
+                similar, HEADS, DIM, DIM_PADDED, TILE, TILES, TILES_PADDED,
+            )  # fmt: skip
+        tl.debug_barrier()  # sums are complete
+        total = tl.load(fixed_sums + index, mask=index < length, other=0, volatile=True)
+        mean = total.to(tl.float32) / (_FIXED_POINT * num_keys.to(tl.float32))
+        tl.store(similarity + index, mean, mask=index < length)
 
 
 @triton.jit
-def _load_keys(
-    kv,
-    slot,
+def _note_lines(slots, lines, inverses, length, BLOCK_SIZE: tl.constexpr, SLOTS: tl.constexpr):
+    """The number of keys. Padding is given the line of a real key, so that no load has a mask.
+
+    Of the inverses it is noted so far which are 0.
+    """
+    index = tl.arange(0, SLOTS)
+    slot = tl.load(slots + index, mask=index < length, other=-1).to(tl.int32)
+    real = tl.where(slot >= 0, slot, tl.maximum(tl.max(slot, axis=0), 0)).to(tl.uint32)
+    line = real + real // BLOCK_SIZE * BLOCK_SIZE  # values lie between keys
+    tl.store(lines + index, line.to(tl.int32).to(tl.float32, bitcast=True))
+    tl.store(inverses + index, (slot >= 0).to(tl.float32))
+    return tl.sum((slot >= 0).to(tl.int32), axis=0)
+
+
+@triton.jit
+def _note_group(slots, positions, group, length, SLOTS: tl.constexpr):
+    """Notes which keys are the newest. Returns the highest age, position + 1, of the others.
+
+    Of keys whose positions lie millions apart it may name others, but what it returns holds.
+    """
+    index = tl.arange(0, SLOTS)
+    real = tl.load(slots + index, mask=index < length, other=-1) >= 0
+    age = tl.load(positions + index, mask=real, other=-1) + 1
+    back = tl.minimum(tl.max(age, axis=0) - age, _LONGEST_BACK - 1)
+    order = ((_LONGEST_BACK - 1 - back) * 256) | index
+    newest = tl.topk(order, _GROUP)
+    tl.store(group + tl.arange(0, _GROUP), (newest & 255).to(tl.float32, bitcast=True))
+    outside = order < tl.min(newest, axis=0)
+    return tl.max(tl.where(outside, age, 0), axis=0)
+
+
+@triton.jit
+def _note_queries(
+    ring_lse,
+    ring_slots,
+    heads,
+    lses,
     head,
-    BLOCK_SIZE: tl.constexpr,
+    num_queries,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_PADDED: tl.constexpr,
+    QUERIES: tl.constexpr,
+    QUERY_PARTS: tl.constexpr,
+):
+    """The number of queries. A column without one is given another's line."""
+    column = tl.arange(0, GROUP_PADDED * QUERIES * QUERY_PARTS)
+    member = column % (GROUP_PADDED * QUERIES) // QUERIES
+    query = column // (GROUP_PADDED * QUERIES) * QUERIES + column % QUERIES
+    entry = tl.load(ring_slots + query, mask=query < num_queries, other=-1).to(tl.int32)
+    some_entry = tl.maximum(tl.max(entry, axis=0), 0)
+    q_head = tl.where(entry >= 0, entry, some_entry) * (HEADS * GROUP) + head * GROUP
+    q_head += tl.minimum(member, GROUP - 1)
+    lse = tl.load(ring_lse + q_head, mask=(entry >= 0) & (member < GROUP), other=float("inf"))
+    tl.store(heads + column, q_head.to(tl.float32, bitcast=True))
+    tl.store(lses + column, lse)
+    return tl.sum(((entry >= 0) & (member == 0)).to(tl.int32), axis=0)
+
+
+@triton.jit
+def _load_lines(
+    base, lines, STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """[ROWS, DIM_PADDED]: the noted lines, STRIDE elements apart, zeros behind DIM."""
+    line = tl.load(lines + tl.arange(0, ROWS)).to(tl.int32, bitcast=True)
+    return _load_rows(base, line, STRIDE, DIM, DIM_PADDED)
+
+
+@triton.jit
+def _load_rows(base, line, STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr):
+    dims = tl.arange(0, DIM_PADDED)
+    where = (base + dims)[None, :] + line.to(tl.int64)[:, None] * STRIDE
+    if DIM == DIM_PADDED:
+        found = tl.load(where)
+    else:
+        found = tl.load(where, mask=(dims < DIM)[None, :], other=0.0)
+    return found
+
+
+@triton.jit
+def _note_norms(
+    head_keys,
+    lines,
+    inverses,
+    offsets,
+    threshold,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
 ):
-    """Keys of a tile; zero where there is no slot, so that such a key is similar to none."""
-    block = tl.maximum(slot, 0).to(tl.uint32) // BLOCK_SIZE
-    line = tl.maximum(slot, 0) + (block * BLOCK_SIZE).to(tl.int32)  # values lie between keys
-    dims = tl.arange(0, DIM_PADDED)
-    where = (kv + head * DIM + dims)[None, :] + line.to(tl.int64)[:, None] * (HEADS * DIM)
-    return tl.load(where, mask=(slot >= 0)[:, None] & (dims < DIM)[None, :], other=0.0)
+    """The tiles' keys, and for each tile int1 [TILE]: whether a key is similar to one of its tile.
+
+    The norms lie on the diagonals.
+    """
+    lane = tl.arange(0, TILE)
+    itself = lane[:, None] == lane[None, :]
+    keys, hits = (), ()
+    for tile in tl.static_range(TILES):  # the whole chunk is in flight at once
+        own = lines + tile * TILE
+        keys = keys + (_load_lines(head_keys, own, HEADS * DIM, DIM, DIM_PADDED, TILE),)
+    for tile in tl.static_range(TILES):
+        own = tile * TILE + lane
+        product = products(keys[tile], keys[tile])
+        square = tl.sum(tl.where(itself, product, 0.0), axis=1)
+        square = tl.maximum(square, _TINY_NORM * _TINY_NORM)
+        real = tl.load(inverses + own)
+        inverse = tl.rsqrt(square)
+        tl.debug_barrier()  # all threads that hold a row have read
+        tl.store(inverses + own, inverse * real)
+        tl.store(offsets + own, tl.where(real > 0, inverse * square * -threshold, -float("inf")))
+        tl.debug_barrier()  # what one thread noted, another reads
+        excess = product * tl.load(inverses + own)[None, :] + tl.load(offsets + own)[:, None]
+        hits = hits + (_is_any_positive(tl.where(itself, -1.0, excess)),)
+    return keys, hits
+
+
+@triton.jit
+def _drop_in_group(
+    head_keys,
+    keys,
+    hits,
+    positions,
+    lines,
+    inverses,
+    offsets,
+    opens,
+    group,
+    fixed_sums,
+    newest_outside,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Takes from the newest keys' sums what keys whose newest similar key is one of them drop.
+
+    Notes which keys stay open. Returns bit tile * TILES + tile for every tile where one is, and bit
+    tile * TILES + tile + TILES * TILES where it has a similar key in its own tile.
+    """
+    lane = tl.arange(0, TILE)
+    column = tl.load(group + tl.arange(0, _GROUP)).to(tl.int32, bitcast=True)
+    line = tl.load(lines + column).to(tl.int32, bitcast=True)
+    near = _load_rows(head_keys, line, HEADS * DIM, DIM, DIM_PADDED)
+    column_inverse = tl.load(inverses + column)
+    age = tl.load(positions + column, mask=column_inverse > 0, other=-1) + 1
+    lost = tl.zeros((TILE, _GROUP), tl.float32)
+    bits = tl.zeros((TILE,), tl.int32)
+    for tile in tl.static_range(TILES):
+        own = tile * TILE + lane
+        inverse = tl.load(inverses + own)
+        cosine = products(keys[tile], near) * column_inverse[None, :]  # lacks 1 / |k_j|
+        is_similar = cosine + tl.load(offsets + own)[:, None] > 0
+        is_similar = is_similar & (own[:, None] != column[None, :])
+        candidate = tl.where(is_similar, age[None, :], 0)
+        best = tl.max(candidate, axis=1)
+        is_found = best > newest_outside
+        is_it = (candidate == best[:, None]) & is_found[:, None]
+        lost += tl.where(is_it, cosine * inverse[:, None], 0.0)
+        is_open = (inverse > 0) & (best <= newest_outside)
+        tl.store(opens + own, tl.where(is_open, 0, _SIGN).to(tl.float32, bitcast=True))
+        open_bit = 1 << (tile * TILES + tile)
+        bits |= tl.where(is_open, open_bit, 0)
+        bits |= tl.where(is_open & hits[tile], open_bit << (TILES * TILES), 0)
+    taken = -_to_fixed(tl.sum(lost, axis=0))
+    tl.atomic_add(fixed_sums + column, taken, mask=taken != 0, sem="relaxed", scope="cta")
+    return tl.reduce(bits, 0, _either)
+
+
+@triton.jit
+def _similar_tiles(keys, inverses, offsets, opens, found, TILE: tl.constexpr, TILES: tl.constexpr):
+    """Bit tile * TILES + other of the result says that an open key of the one tile is similar to a
+    key of the other. found: as `_drop_in_group` returns it.
+    """
+    lane = tl.arange(0, TILE)
+    similar = tl.zeros((TILE,), tl.int32)
+    for other in tl.static_range(1, TILES):
+        inverse = tl.load(inverses + other * TILE + lane)
+        closed = tl.load(opens + other * TILE + lane).to(tl.int32, bitcast=True)
+        for tile in tl.static_range(other):
+            own_bit = 1 << (tile * TILES + tile)
+            other_bit = 1 << (other * TILES + other)
+            if (found & (own_bit | other_bit)) != 0:
+                offset = tl.load(offsets + tile * TILE + lane)
+                is_open = tl.load(opens + tile * TILE + lane).to(tl.int32, bitcast=True) >= 0
+                excess = products(keys[tile], keys[other]) * inverse[None, :] + offset[:, None]
+                is_any = _is_any_positive(excess)
+                similar |= tl.where(is_any & is_open, 1 << (tile * TILES + other), 0)
+                is_any = _is_any_positive_of(excess, closed[None, :])
+                similar |= tl.where(is_any, 1 << (other * TILES + tile), 0)
+    return tl.reduce(similar, 0, _either) | (found >> (TILES * TILES))
+
+
+@triton.jit
+def _is_any_positive(values):
+    """int1 [rows]: whether one of a row's values is not negative; half an instruction a value."""
+    if INTERPRETED:
+        result = tl.max(values, axis=1) >= 0
+    else:
+        result = tl.reduce(values.to(tl.int32, bitcast=True), 1, _both) >= 0
+    return result
+
+
+@triton.jit
+def _is_any_positive_of(values, closed):
+    """As `_is_any_positive`, of the columns where `closed` lacks the sign bit."""
+    if INTERPRETED:
+        result = tl.max(tl.where(closed < 0, -1.0, values), axis=1) >= 0
+    else:
+        result = tl.reduce(values.to(tl.int32, bitcast=True) | closed, 1, _both) >= 0
+    return result
+
+
+@triton.jit
+def _both(left, right):
+    return left & right
+
+
+@triton.jit
+def _either(left, right):
+    return left | right
+
+
+@triton.jit
+def _store_sums(
+    keys, fixed_sums, inverses, length, DIM_PADDED: tl.constexpr,
+    TILE: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """Sums of each key's cosines with the chunk's others."""
+    lane = tl.arange(0, TILE)
+    parts = tl.zeros((DIM_PADDED, _PART_COLUMNS), tl.float32)
+    for tile in tl.static_range(TILES):
+        weights = _split(tl.load(inverses + tile * TILE + lane))
+        parts = _add_product(tl.trans(keys[tile]), weights, parts)
+    direction = _split(tl.sum(parts, axis=1))  # [DIM_PADDED, _PART_COLUMNS]
+    for tile in tl.static_range(TILES):
+        zero = tl.zeros((TILE, _PART_COLUMNS), tl.float32)
+        total = tl.sum(_add_product(keys[tile], direction, zero), axis=1)
+        inverse = tl.load(inverses + tile * TILE + lane)
+        itself = tl.where((inverse > 0) & (inverse < 0.5 / _TINY_NORM), 1.0, 0.0)  # no zero key
+        own = tile * TILE + lane
+        tl.store(fixed_sums + own, _to_fixed(total * inverse - itself), mask=own < length)
+
+
+@triton.jit
+def _split(values):
+    """bfloat16 [len, _PART_COLUMNS]: three numbers that sum to a float32 one, then zeros."""
+    column = tl.arange(0, _PART_COLUMNS)[None, :]
+    rest = values[:, None]
+    for step in tl.static_range(2):  # a column beyond takes away what those before it hold
+        upper = rest.to(tl.int32, bitcast=True) & tl.where(column > step, _UPPER_HALF, 0)
+        rest = rest - upper.to(tl.float32, bitcast=True)
+    upper = rest.to(tl.int32, bitcast=True) & tl.where(column < 3, _UPPER_HALF, 0)
+    return upper.to(tl.float32, bitcast=True).to(tl.bfloat16)
+
+
+@triton.jit
+def _add_product(left, right, total):
+    if INTERPRETED:
+        left = left.to(tl.float32)
+        right = right.to(tl.float32)
+    return tl.dot(left, right, total, input_precision="ieee")
+
+
+@triton.jit
+def _to_fixed(value):
+    return tl.floor(value * _FIXED_POINT + 0.5).to(tl.int32)
 
 
 @triton.jit
 def _store_mass(
     keys,
-    found,
+    inverses,
     positions,
     ring,
-    ring_lse,
+    heads,
+    lses,
     ring_slots,
     query_at,
     mass,
-    row,
-    head,
     length,
     num_queries,
+    num_stored,
     scale_log2,
-    HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    GROUP: tl.constexpr,
     GROUP_PADDED: tl.constexpr,
     QUERIES: tl.constexpr,
     QUERY_PARTS: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Mean over queries of the group's largest share.
-
-    A column of the product is member * QUERIES + query, so that a thread holds all members of its
-    queries: one product per part of the queries and tile, one exponential per key and query.
+    """Mean over queries of the group's largest share: one product per part of the queries and tile,
+    one exponential per key and query.
     """
-    dims = tl.arange(0, DIM_PADDED)
-    column = tl.arange(0, GROUP_PADDED * QUERIES)
-    member = column // QUERIES
+    columns: tl.constexpr = GROUP_PADDED * QUERIES
     lane = tl.arange(0, TILE)
     sums = ()
     for _ in tl.static_range(TILES):
         sums = sums + (tl.zeros((TILE,), tl.float32),)
-    num_stored = tl.zeros((), tl.int32)
-    for part in tl.static_range(QUERY_PARTS):
-        query = part * QUERIES + column % QUERIES
-        real = (query < num_queries) & (member < GROUP)
-        entry = tl.load(ring_slots + row * num_queries + query, mask=real, other=-1)
-        real = entry >= 0
-        q_head = tl.where(real, entry, 0) * (HEADS * GROUP) + head * GROUP + member
-        mask = real[:, None] & (dims < DIM)[None, :]
-        q = tl.load(ring + q_head[:, None] * DIM + dims[None, :], mask=mask, other=0.0)
-        lse = tl.load(ring_lse + q_head, mask=real, other=float("inf"))
-        own = part * QUERIES + tl.arange(0, QUERIES)
-        inside = own < num_queries
-        seen_until = tl.load(query_at + row * num_queries + own, mask=inside, other=-1)
-        own_entry = tl.load(ring_slots + row * num_queries + own, mask=inside, other=-1)
-        seen_until = tl.where(own_entry >= 0, seen_until, -1)
-        num_stored += tl.sum((own_entry >= 0).to(tl.int32), axis=0)
+    for part in range(QUERY_PARTS):
+        q = _load_lines(ring, heads + part * columns, DIM, DIM, DIM_PADDED, columns)
+        lse = tl.load(lses + part * columns + tl.arange(0, columns))
+        query = part * QUERIES + tl.arange(0, QUERIES)
+        entry = tl.load(ring_slots + query, mask=query < num_queries, other=-1)
+        seen_until = tl.load(query_at + query, mask=query < num_queries, other=-1).to(tl.int32)
+        seen_until = tl.where(entry >= 0, seen_until, -1)
         updated = ()
         for tile in tl.static_range(TILES):
             logits = products(keys[tile], q) * scale_log2 - lse[None, :]
             best = tl.max(tl.reshape(logits, (TILE, GROUP_PADDED, QUERIES)), axis=1)
-            inside = lane < length - tile * TILE
-            at = tl.load(positions + tile * TILE + lane, mask=inside, other=0)
+            own = tile * TILE + lane
+            at = tl.load(positions + own, mask=own < length, other=0)
             seen = at[:, None] <= seen_until[None, :]
             part_sum = tl.sum(tl.where(seen, tl.exp2(best), 0.0), axis=1)
             updated = updated + (sums[tile] + part_sum,)
         sums = updated
     share = 1.0 / tl.maximum(num_stored, 1).to(tl.float32)
     for tile in tl.static_range(TILES):
-        result = tl.where(found[tile] >= 0, sums[tile] * share, 0.0)
-        tl.store(mass + tile * TILE + lane, result, mask=lane < length - tile * TILE)
+        own = tile * TILE + lane
+        real = tl.load(inverses + own) > 0
+        tl.store(mass + own, tl.where(real, sums[tile] * share, 0.0), mask=own < length)
 
 
 @triton.jit
-def _compare(keys, inverses, positions, length, threshold, TILE: tl.constexpr, TILES: tl.constexpr):
-    """All keys of the chunk with each other. Returns a tile's state for every tile of keys j, all
-    float32 [TILE]: (sum of cosines with the other keys, position + 1 of the newest similar key or
-    0, its index in the chunk, its cosine).
-
-    inverses: pointer to the keys' huge / |k|; they are read in every layout they are needed in,
-    which costs fewer registers than to hold them.
-    """
-    lane = tl.arange(0, TILE)
-    zero = tl.zeros((TILE,), tl.float32)
-    states = ()
-    for _ in tl.static_range(TILES):
-        states = states + ((zero, zero, zero, zero),)
-    for other in tl.static_range(TILES - 1, -1, -1):  # outside: its columns fill many registers
-        inside = lane < length - other * TILE
-        inverse = tl.load(inverses + other * TILE + lane, mask=inside, other=0.0)
-        at = tl.load(positions + other * TILE + lane, mask=inside, other=0)
-        age = (at + 1).to(tl.float32)
-        updated = ()
-        for tile in tl.static_range(TILES):
-            norm = _norm(inverses + tile * TILE + lane, lane < length - tile * TILE)
-            offset = norm * -(threshold * _HUGE)
-            state = _compare_tiles(
-                keys[tile], keys[other], offset, inverse, age, states[tile], tile, other, TILE
-            )
-            updated = updated + (state,)
-        states = updated
-    finished = ()
-    for tile in tl.static_range(TILES):
-        total, newest, newest_index, lost = states[tile]
-        norm = _norm(inverses + tile * TILE + lane, lane < length - tile * TILE)
-        scale = 1.0 / norm / _HUGE
-        itself = tl.where(norm > 2 * _TINY_NORM, 1.0, 0.0)
-        finished = finished + ((total * scale - itself, newest, newest_index, lost * scale),)
-    return finished
-
-
-@triton.jit
-def _norm(inverses, inside):
-    return 1.0 / tl.load(inverses, mask=inside, other=_HUGE) * _HUGE
-
-
-@triton.jit
-def _compare_tiles(
-    own, others, offset, inverse, age, state, tile: tl.constexpr, other: tl.constexpr,
+def _drop_newest(
+    head_keys,
+    positions,
+    lines,
+    inverses,
+    offsets,
+    opens,
+    fixed_sums,
+    length,
+    similar,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
     TILE: tl.constexpr,
-):  # fmt: skip
-    """The state of keys j after they have also seen the keys i of another tile, or of their own;
-    sums and cosines still lack the factor 1 / (huge * |k_j|).
+    TILES: tl.constexpr,
+    TILES_PADDED: tl.constexpr,
+):
+    """Takes from each key's sum the cosines with the open keys whose newest similar key it is.
+
+    An age is a position + 1; 0 stands for no key.
     """
-    total, newest, newest_index, lost = state
     lane = tl.arange(0, TILE)
-    product = products(own, others)  # [j, i]
-    total += tl.sum(product * inverse[None, :], axis=1)
-    hit = _exceeds(product, inverse[None, :], offset[:, None])
-    if other == tile:
-        hit = tl.where(lane[:, None] == lane[None, :], 0.0, hit)
-    candidate = hit * age[None, :]
-    found = tl.max(candidate, axis=1)
-    is_newer = found > newest
-    if tl.max(is_newer.to(tl.int32), axis=0) > 0:
-        is_it = candidate == found[:, None]  # one of a row, where one was found
-        value = tl.sum(tl.where(is_it, product * inverse[None, :], 0.0), axis=1)
-        here = (other * TILE + lane).to(tl.float32)
-        place = tl.sum(tl.where(is_it, here[None, :], 0.0), axis=1)
-        lost = tl.where(is_newer, value, lost)
-        newest_index = tl.where(is_newer, place, newest_index)
-    return total, tl.maximum(newest, found), newest_index, lost
-
-
-@triton.jit
-def _exceeds(value, factor, offset):
-    """1.0 where value * factor + offset > 0, else 0.0: one instruction. The numbers are so huge
-    that what is not 0 saturates.
-    """
-    if INTERPRETED:
-        result = (value * factor + offset > 0).to(tl.float32)
-    else:
-        result = tl.inline_asm_elementwise(
-            "fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [value, factor, offset],
-            tl.float32, is_pure=True, pack=1,
-        )  # fmt: skip
-    return result
+    tiles = tl.arange(0, TILES_PADDED)
+    everywhere = tiles[:, None] * TILE + lane[None, :]
+    there = tl.load(inverses + everywhere) > 0
+    ages = tl.load(positions + everywhere, mask=there, other=-1) + 1
+    newest_ages = tl.max(ages, axis=1)  # [TILES_PADDED]
+    for tile in range(TILES):
+        others = (similar >> (tile * TILES)) & ((1 << TILES) - 1)
+        if others != 0:
+            index = tile * TILE + lane
+            is_open = tl.load(opens + index).to(tl.int32, bitcast=True) >= 0
+            keys = _load_lines(head_keys, lines + tile * TILE, HEADS * DIM, DIM, DIM_PADDED, TILE)
+            offset = tl.load(offsets + index)
+            newest = tl.where(is_open, 0, _NEWEST)
+            place = tl.zeros((TILE,), tl.int32)
+            lost = tl.zeros((TILE,), tl.float32)
+            least = tl.full((), 0, tl.int32)
+            age = tl.max(newest_ages, axis=0)
+            while age > least:
+                other = tl.max(tl.where(newest_ages == age, tiles, 0), axis=0)
+                if (others >> other) & 1:
+                    column = other * TILE + lane
+                    near = _load_lines(
+                        head_keys, lines + other * TILE, HEADS * DIM, DIM, DIM_PADDED, TILE
+                    )
+                    own_age = tl.load(positions + column, mask=column < length, other=-1) + 1
+                    cosine = products(keys, near) * tl.load(inverses + column)[None, :]
+                    is_similar = cosine + offset[:, None] > 0  # cosine lacks 1 / |k_j|
+                    is_similar = is_similar & (index[:, None] != column[None, :])
+                    candidate = tl.where(is_similar, own_age[None, :], 0)
+                    best = tl.max(candidate, axis=1)
+                    is_newer = best > newest
+                    is_it = candidate == best[:, None]  # one of a row, where one was found
+                    value = tl.sum(tl.where(is_it, cosine, 0.0), axis=1)
+                    at = tl.sum(tl.where(is_it, column[None, :], 0), axis=1)
+                    lost = tl.where(is_newer, value, lost)
+                    place = tl.where(is_newer, at, place)
+                    newest = tl.maximum(newest, best)
+                    least = tl.min(newest, axis=0)
+                age = tl.max(tl.where(newest_ages < age, newest_ages, 0), axis=0)
+            is_found = (newest > 0) & (newest < _NEWEST)
+            taken = -_to_fixed(lost * tl.load(inverses + index))
+            tl.atomic_add(fixed_sums + place, taken, mask=is_found, sem="relaxed", scope="cta")

@@ -153,7 +153,7 @@ def mass_and_similarity(
     SM issues 4 a cycle: instructions bind this kernel, then products, then bandwidth.
     Longer chunks and float32 keys take the separate kernels, and their keys are read more often.
     """
-    if kv_blocks.element_size() != 2 or chunk > _LONGEST_FUSED_CHUNK:
+    if kv_blocks.dtype != torch.bfloat16 or chunk > _LONGEST_FUSED_CHUNK:
         mass = attention_mass(kv_blocks, slots, positions, queries, scale)
         return mass, lightning_similarity(kv_blocks, slots, positions, chunk, threshold)
     _check_tail(kv_blocks, slots, positions)
@@ -161,11 +161,16 @@ def mass_and_similarity(
     assert threshold >= 0, f"threshold {threshold} would call the zeroed diagonal similar"
     num_lines = kv_blocks.numel() // kv_blocks.shape[4]
     assert num_lines < 2**31, f"{num_lines} keys and values do not fit 32-bit numbers"
+    num_q_heads = queries.ring_lse.numel()
+    assert num_q_heads < 2**31, f"{num_q_heads} heads' queries do not fit 32-bit numbers"
+    num_rows, num_kv_heads, max_tail = positions.shape
     mass = torch.empty(positions.shape, dtype=torch.float32, device=positions.device)
     similarity = torch.empty_like(mass)
-    num_rows, num_kv_heads, max_tail = positions.shape
     num_chunks = triton.cdiv(max_tail, chunk)
-    chunk_kernel[(num_rows * num_chunks * num_kv_heads,)](
+    config = _chunk_config(queries, num_kv_heads, chunk)
+    num_programs = num_rows * num_chunks * num_kv_heads
+    notes = torch.empty(num_programs * _notes_len(config), device=positions.device)
+    chunk_kernel[(num_programs,)](
         kv_blocks,
         slots,
         positions,
@@ -173,6 +178,7 @@ def mass_and_similarity(
         mass,
         similarity,
         similarity.view(torch.int32),
+        notes,
         max_tail,
         num_chunks,
         chunk,
@@ -180,7 +186,7 @@ def mass_and_similarity(
         scale * _LOG2_E,
         threshold,
         **_sizes(kv_blocks),
-        **_chunk_config(queries, num_kv_heads, chunk),
+        **config,
     )
     return mass, similarity
 
@@ -240,10 +246,17 @@ def _chunk_config(queries: TailQueries, num_kv_heads: int, chunk: int) -> dict[s
         "QUERY_PARTS": triton.cdiv(num_queries, part),
         "TILE": tile,
         "TILES": triton.cdiv(chunk, tile),
+        "TILES_PADDED": triton.next_power_of_2(triton.cdiv(chunk, tile)),
         "num_warps": 4,
         "num_stages": 1,
         "maxnreg": 168,
     }
+
+
+def _notes_len(config: dict[str, int]) -> int:
+    """float32 numbers of a program, see `chunk_kernels`."""
+    columns = config["GROUP_PADDED"] * config["QUERIES"] * config["QUERY_PARTS"]
+    return 4 * config["TILE"] * config["TILES_PADDED"] + 16 + 2 * columns
 
 
 def _check_tail(kv_blocks: Tensor, slots: Tensor, positions: Tensor) -> None:

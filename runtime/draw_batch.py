@@ -125,8 +125,11 @@ class BatchMaker:
         )
 
     def _held_back(self, sampling: SamplingParams) -> dict[int, float]:
-        """Tokens that may not end the output yet; end-of-sequence ones even with ignore_eos."""
-        if sampling.min_tokens == 0:
+        """Tokens that may not end the output yet; end-of-sequence ones even with ignore_eos.
+
+        None with a grammar, whose own mask sees to it: where nothing but the end is left, it comes.
+        """
+        if sampling.min_tokens == 0 or sampling.grammar is not None:
             return {}
         return dict.fromkeys((*self.eos_token_ids, *sampling.stop_token_ids), float("-inf"))
 

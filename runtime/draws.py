@@ -10,12 +10,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from zipage_lang.runtime.constraint import Followers, Standing
 from zipage_lang.runtime.step_plan import Sample, TokenLogprobs
 
 NO_TOKEN = (
     "no token could be drawn: the logits hold NaN or infinity, or every token is suppressed; check "
-    "the model's weights, min_tokens with stop_token_ids, and logit_bias"
+    "the model's weights, min_tokens with stop_token_ids, logit_bias, and whether the model has "
+    "tokens for what the grammar asks for"
 )
+IMPOSSIBLE = -3e38  # `score_tokens` reports a probability of 0 as float32's lowest number
 Scores = tuple[Tensor, Tensor, Tensor, Tensor]  # what `score_tokens` returns
 
 
@@ -28,6 +31,7 @@ class Draws:
     best: Tensor  # float32 [num_draws], the largest logit
     num_top: tuple[int | None, ...]  # per draw; None: no logprobs asked for
     scores: Scores | None  # of the draws that asked, in their order, as wide as the widest
+    followers: Followers | None = None  # None: no line is constrained
     _host: tuple[Tensor, ...] | None = None
     _copied: torch.cuda.Event | None = None
 
@@ -37,18 +41,30 @@ class Draws:
             self._host = tuple(_to_pinned(part) for part in self._parts())
             self._copied = torch.cuda.current_stream().record_event()
 
+    def settle(self) -> None:
+        """Wait for the tokens and tell those who follow them; later calls do nothing."""
+        if self.followers is not None:
+            self.followers.tell(self._arrived()[0].tolist())
+
     def samples(self) -> tuple[Sample, ...]:
         """The draws as plain values: the step's one wait for the device.
 
         A row whose logits held a NaN or +inf, or that had no token left to draw, gets an error.
         """
-        if self._copied is not None:
-            self._copied.synchronize()
-        parts = self._parts() if self._host is None else self._host
-        token_ids, best, *scores = (part.tolist() for part in parts)
+        token_ids, best, *scores = (part.tolist() for part in self._arrived())
         scored = zip(*scores, strict=True)
         lines = zip(self.rows, token_ids, best, self.num_top, strict=True)
-        return tuple(_sample(*line, scored) for line in lines)
+        samples = [_sample(*line, scored) for line in lines]
+        if self.followers is not None:
+            for line, standing in self.followers.tell(token_ids).items():
+                samples[line] = _with_standing(samples[line], standing)
+        return tuple(samples)
+
+    def _arrived(self) -> tuple[Tensor, ...]:
+        """All parts on the host."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._parts() if self._host is None else self._host
 
     def _parts(self) -> tuple[Tensor, ...]:
         return (self.token_ids, self.best, *(self.scores or ()))
@@ -84,3 +100,19 @@ def _sample(
     if not math.isfinite(best):
         return Sample(row, token_id, error=NO_TOKEN)
     return Sample(row, token_id, scores)
+
+
+def _with_standing(sample: Sample, standing: Standing) -> Sample:
+    return dataclasses.replace(
+        sample,
+        error=sample.error or standing.error,
+        logprobs=None if sample.logprobs is None else _without_impossible(sample.logprobs),
+        num_thinking=standing.num_thinking,
+        is_complete=standing.is_complete,
+    )
+
+
+def _without_impossible(logprobs: TokenLogprobs) -> TokenLogprobs:
+    """Tokens that were masked out do not count among the likeliest, however few there are."""
+    top = tuple(pair for pair in logprobs.top if pair[1] > IMPOSSIBLE)
+    return dataclasses.replace(logprobs, top=top)

@@ -15,7 +15,9 @@ import torch
 from zipage_lang.kernels.backend import Backend, choose_backend
 from zipage_lang.runtime.compactor import Compactor
 from zipage_lang.runtime.config import EngineConfig, ModelConfig
+from zipage_lang.runtime.constraints import Constraints
 from zipage_lang.runtime.decode_graphs import DecodeGraphs
+from zipage_lang.runtime.grammar_gate import GrammarGate, Passed
 from zipage_lang.runtime.host_swap import make_host_swap
 from zipage_lang.runtime.kv_cache import KVCache, KVShape
 from zipage_lang.runtime.kv_compressor import KVCompressor
@@ -49,12 +51,14 @@ from zipage_lang.runtime.policies.policy import Policy
 from zipage_lang.runtime.policies.registry import load_policies
 from zipage_lang.runtime.request import RequestRefused
 from zipage_lang.runtime.row_tables import RowTables
-from zipage_lang.runtime.sampler import Sampler
+from zipage_lang.runtime.sampler import MakeConstraint, Sampler
 from zipage_lang.runtime.scheduler import Scheduler
 from zipage_lang.runtime.step_plan import StepPlan
+from zipage_lang.runtime.vocabulary import load_vocabulary
 
 log = logging.getLogger("zipage.engine")
 
+COMPILE_POLL_S = 0.01  # how long an engine with nothing else to do waits for a grammar at a time
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -111,7 +115,13 @@ class Engine:
             limits,
             {name: policy.num_queries for name, policy in policies.items()},
         )
-        self.runner = _make_runner(config, loaded, shape, limits, backend, policies)
+        constraints = Constraints(
+            lambda: load_vocabulary(path, limits.vocab_size), limits.eos_token_ids
+        )
+        self._gate = GrammarGate(constraints)
+        self.runner = _make_runner(
+            config, loaded, shape, limits, backend, policies, constraints.make
+        )
         laps.end("pool")
         self.runner.capture_graphs(
             config.compression.kv_mode != "off",
@@ -129,25 +139,41 @@ class Engine:
         self.ready = _ready(config, loaded, path, limits, backend)
 
     def handle(self, message: AddRequest | Fork | Stop | Abort | Release) -> None:
-        """Take in a client's message. A refused request gets its error as an output."""
+        """Take in a client's message. A refused request gets its error as an output.
+
+        Requests whose grammar is not compiled yet wait outside the scheduler until it is.
+        """
         match message:
-            case AddRequest():
-                try:
-                    self.scheduler.add(message)
-                except RequestRefused as refusal:
-                    self.scheduler.refuse(message, str(refusal))
-            case Fork():
-                self.scheduler.fork(message)
+            case AddRequest() | Fork():
+                passed = self._gate.take(message)
+                if passed is not None:
+                    self._let_in(passed)
             case Stop():
                 self.scheduler.stop(message)
             case Abort():
+                for request in self._gate.abort(message):
+                    self.scheduler.abort_unseen(request)
                 self.scheduler.abort(message)
             case Release():
                 self.scheduler.release(message)
 
+    def _let_in(self, passed: Passed) -> None:
+        message = passed.message
+        for request, error in passed.refused:
+            self.scheduler.refuse(request, error)
+        refused = [request for request, _ in passed.refused]
+        if isinstance(message, Fork):
+            children = [child for child in message.children if child not in refused]
+            self.scheduler.fork(Fork(parent_id=message.parent_id, children=children))
+        elif not refused:
+            try:
+                self.scheduler.add(message)
+            except RequestRefused as refusal:
+                self.scheduler.refuse(message, str(refusal))
+
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._in_flight)
+        return self.scheduler.has_work or bool(self._in_flight) or self._gate.has_waiting
 
     def step(self) -> list[TokenOutput]:
         """Move everyone on by one step and return what is to be told. Does nothing without work.
@@ -155,13 +181,19 @@ class Engine:
         With overlap, a step is planned and launched while the one before it still runs; then the
         result of that one is taken in.
         """
-        if self.has_work:
+        for passed in self._gate.pass_on():
+            self._let_in(passed)
+        if self.scheduler.has_work or self._in_flight:
             is_idle = not self._launch_next()
             if is_idle and not self._in_flight:
                 self.scheduler.note_compacted(self.runner.wait_for_compactions())
             while len(self._in_flight) > self._num_ahead or (is_idle and self._in_flight):
                 self._take_in_oldest()
-        return self.scheduler.take_outputs()
+        elif self._gate.has_waiting:
+            self._gate.wait(COMPILE_POLL_S)
+        outputs = self.scheduler.take_outputs()
+        self._gate.note_outputs(outputs)
+        return outputs
 
     def stats(self) -> dict[str, int | float | str]:
         """Counts, gauges and times by name."""
@@ -281,6 +313,7 @@ def _make_runner(
     limits: Limits,
     backend: Backend,
     policies: Mapping[str, Policy],
+    make_constraint: MakeConstraint | None = None,
 ) -> ModelRunner:
     cache = KVCache(
         shape,
@@ -297,6 +330,7 @@ def _make_runner(
         eos_token_ids=limits.eos_token_ids,
         backend=backend,
         device=backend.device,
+        make_constraint=make_constraint,
     )
     tables = RowTables(config.scheduler.max_running, max_blocks)
     return ModelRunner(

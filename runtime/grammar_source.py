@@ -79,9 +79,7 @@ def _parse(text: str) -> Any:
     except ValueError as error:
         raise ValueError(f"json_schema is no JSON: {error}") from error
     except RecursionError as error:
-        raise ValueError(
-            f"json_schema nests more than {MAX_NESTING} levels; flatten it"
-        ) from error
+        raise ValueError(f"json_schema nests more than {MAX_NESTING} levels; flatten it") from error
 
 
 def _check_shape(schema: Any) -> None:

@@ -39,7 +39,13 @@ def _is_whole(value: Any, low: int) -> bool:
 @strict_fields("kv field")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KVParams:
-    """What a caller asks for; a field that is None takes the engine's default."""
+    """What a caller asks for; a field that is None takes the engine's default.
+
+    Parameters: the fields below. Errors: ValueError for an unknown field or a value out of range.
+
+    >>> zipage.KV(mode="fixed", budget=256).budget
+    256
+    """
 
     mode: Mode | None = None
     budget: int | None = None  # K: tail tokens kept per (layer, KV head)

@@ -102,11 +102,16 @@ class KVUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of one sample. cached_tokens: prompt tokens taken from the radix tree or a sibling."""
+    """Tokens of one sample. cached_tokens: prompt tokens taken from the radix tree or a sibling.
+
+    thinking_tokens: leading completion tokens that are thinking, tags included, where the request
+    asked for thinking control.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    thinking_tokens: int = 0
 
 
 class TokenOutput(msgspec.Struct, tag="token", frozen=True, kw_only=True):

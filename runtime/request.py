@@ -68,6 +68,7 @@ class Request:
     stateful_len: int = 0  # leading tail slots that carry state from a compaction
     last_compaction_at: int = 0  # logical length at the last compaction
 
+    num_thinking_tokens: int = 0  # leading output tokens
     num_cached_tokens: int = 0
     max_computed_len: int = (
         0  # most tokens ever computed: what is computed again counts as recomputed
@@ -139,6 +140,7 @@ class Request:
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=self.num_output_tokens,
             cached_tokens=min(self.num_cached_tokens, self.num_prompt_tokens),
+            thinking_tokens=self.num_thinking_tokens,
         )
 
     def kv_usage(self) -> KVUsage:

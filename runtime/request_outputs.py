@@ -76,6 +76,13 @@ class RequestOutputs:
             for index in range(message.sampling.n)
         )
 
+    def tell_abort(self, message: AddRequest) -> None:
+        """A request that was aborted before anything was made of it."""
+        self._items.extend(
+            TokenOutput(request_id=message.request_id, sample_index=index, finish_reason="abort")
+            for index in range(message.sampling.n)
+        )
+
 
 def _prompt_entries(request: Request) -> list[LogprobEntry | None]:
     """One entry per prompt token; None where nothing was asked for, and for the first."""

@@ -3,18 +3,21 @@
 Knows nothing of requests, stop conditions or how logits came to be.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from zipage_lang.kernels.backend import Backend, RowSettings
+from zipage_lang.runtime.constraint import Constraint
 from zipage_lang.runtime.draw_batch import BatchMaker, DrawBatch, Lines, is_penalized
 from zipage_lang.runtime.draws import Draws, Scores, token_logprobs
+from zipage_lang.runtime.logit_masks import ConstrainedRows
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.step_plan import RowSetup, TokenLogprobs
 
 LOGITS_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MakeConstraint = Callable[[SamplingParams, Sequence[int]], Constraint | None]
 SCORED_LINES = 64  # prompt positions scored at a time; bounds the vocabulary-wide temporaries
 
 
@@ -56,10 +59,12 @@ class _TokenCounts:
 class Sampler:
     """Draws the next token of each row. Rows keep settings and state between steps.
 
-    Order of a draw: logit_bias; tokens that end the output to -inf while min_tokens is not reached;
-    repetition, then presence and frequency penalty; greedy choice if temperature is 0 (ties: lowest
-    id); else temperature, top_k, top_p, min_p, and one random number. Logprobs are of the logits as
-    they came. The random number depends on the row's seed and on how many tokens it has generated.
+    Order of a draw: tokens that grammar or thinking rule out to -inf; logit_bias; tokens that end
+    the output to -inf while min_tokens is not reached; repetition, then presence and frequency
+    penalty; greedy choice if temperature is 0 (ties: lowest id); else temperature, top_k, top_p,
+    min_p, and one random number. Logprobs are of the logits as they came, of a constrained row
+    behind its mask. The random number depends on the row's seed and on how many tokens it has
+    generated.
     """
 
     def __init__(
@@ -70,7 +75,10 @@ class Sampler:
         eos_token_ids: Sequence[int],
         backend: Backend,
         device: torch.device,
+        make_constraint: MakeConstraint | None = None,
     ) -> None:
+        """make_constraint: of an output's settings and its tokens so far; None where no request
+        has a grammar or watched thinking."""
         self.vocab_size, self.backend, self.device = vocab_size, backend, torch.device(device)
         self._maker = BatchMaker(vocab_size, tuple(eos_token_ids), self.device)
         self.last_token_ids = self._zeros(max_rows, torch.int64)  # [max_rows], read by the forward
@@ -93,6 +101,8 @@ class Sampler:
             self._min_p,
         )
         self._counts = _TokenCounts(vocab_size, self.device)
+        self._make_constraint = make_constraint
+        self._constrained = ConstrainedRows(vocab_size, self.device)
         self._params: dict[int, SamplingParams] = {}
         # the latest step's batch, if still valid
         self._batches: dict[tuple[int, ...], DrawBatch] = {}
@@ -114,20 +124,26 @@ class Sampler:
         self._repetition[row] = sampling.repetition_penalty
         self._presence[row] = sampling.presence_penalty
         self._frequency[row] = sampling.frequency_penalty
+        if self._make_constraint is not None:
+            self._constrained.set_up(row, self._make_constraint(sampling, output))
         if is_penalized(sampling):
             self._counts.fill(row, setup.token_ids[: setup.num_prompt_tokens], output)
         else:
             self._counts.drop(row)
 
     def draw(self, logits: Tensor, rows: Sequence[int]) -> Draws:
-        """Draw one token per row and move the rows' state on. Never waits for the device.
+        """Draw one token per row and move the rows' state on.
+
+        Waits for the device only where a row is constrained: for the token it drew last.
 
         Args:
-            logits: float [num_draws, vocab_size], line i for rows[i]; left as they are.
+            logits: float [num_draws, vocab_size], line i for rows[i]; constrained rows' lines are
+                masked in place, the others left as they are.
             rows: distinct rows, each set up before.
         """
         assert logits.shape == (len(rows), self.vocab_size), (logits.shape, len(rows))
         assert logits.dtype in LOGITS_DTYPES, logits.dtype
+        followers = self._constrained.mask(logits, rows)
         batch = self._batch_of(tuple(rows))
         edited = self._edit(logits, batch)  # [num_draws, vocab_size]
         token_ids, best = self.backend.draw_rows(
@@ -135,7 +151,9 @@ class Sampler:
         )  # [num_draws] each
         self._record_tokens(batch, token_ids)
         scores = self._scores(logits, token_ids, batch)
-        return Draws(tuple(rows), token_ids, best, batch.num_top, scores)
+        draws = Draws(tuple(rows), token_ids, best, batch.num_top, scores, followers)
+        self._constrained.expect(draws)
+        return draws
 
     def score_prompt(
         self, logits: Tensor, next_token_ids: Tensor, num_top: int

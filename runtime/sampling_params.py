@@ -24,7 +24,14 @@ MAX_INT = 2**31 - 1
 @strict_fields("sampling field")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Settings of one request. Raises ValueError (value and fix named) for a field out of range."""
+    """Settings of one request.
+
+    Parameters: the fields below. Errors: ValueError (value and fix named) for an unknown field, one
+    out of range, or two that do not go together.
+
+    >>> zipage.SamplingParams(temperature=0, max_tokens=16).replace(n=2).n
+    2
+    """
 
     max_tokens: int = 128  # output tokens at most
     min_tokens: int = (

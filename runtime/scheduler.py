@@ -26,7 +26,6 @@ from zipage_lang.runtime.step_plan import (
     Sample,
     StepPlan,
     StepResult,
-    TokenLogprobs,
 )
 
 
@@ -78,6 +77,11 @@ class Scheduler:
         """Tell the client that its request was refused."""
         self._state.counts.num_refused += 1
         self._outputs.tell_error(message, error)
+
+    def abort_unseen(self, message: AddRequest) -> None:
+        """Tell the client that a request which was never added is over: its caller has left."""
+        self._state.counts.num_aborted += message.sampling.n
+        self._outputs.tell_abort(message)
 
     def stop(self, message: Stop) -> None:
         """End a sample whose stop string the client has seen; tokens behind it do not count."""
@@ -369,7 +373,7 @@ class Scheduler:
         if request.status in (Status.ENDED, Status.HELD):
             return
         if sample.error is None:
-            self._take_token(request, sample.token_id, sample.logprobs)
+            self._take_token(request, sample)
         else:
             self._fail(request, sample.error)
 
@@ -381,16 +385,19 @@ class Scheduler:
         self._settle(request, "error")
         self._outputs.tell_failure(request, error)
 
-    def _take_token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> None:
+    def _take_token(self, request: Request, sample: Sample) -> None:
+        token_id = sample.token_id
         request.token_ids.append(token_id)
+        if sample.num_thinking is not None:
+            request.num_thinking_tokens = sample.num_thinking
         self._state.counts.num_decoded_tokens += 1
         if request.num_output_tokens % self._config.turn_len == 0:
             self._state.end_turn(request)
-        reason = self._finish_reason(request, token_id)
+        reason = "stop" if sample.is_complete else self._finish_reason(request, token_id)
         stop_token_id = token_id if reason == "stop" else None
         if reason is not None:
             self._end(request, reason)
-        self._outputs.tell_token(request, logprobs, reason, stop_token_id)
+        self._outputs.tell_token(request, sample.logprobs, reason, stop_token_id)
 
     def _finish_reason(self, request: Request, token_id: int) -> str | None:
         sampling = request.sampling

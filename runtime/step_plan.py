@@ -163,6 +163,8 @@ class Sample:
     token_id: int
     logprobs: TokenLogprobs | None = None
     error: str | None = None  # why no token could be drawn; then token_id means nothing
+    num_thinking: int | None = None  # leading output tokens that are thinking; None: not watched
+    is_complete: bool = False  # the grammar has ended, and with it the output
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ MAX_COUNT = 2**31 - 1
 @strict_fields("think field")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ThinkParams:
-    """Thinking control. Raises ValueError (value and fix named) for a field out of range.
+    """Thinking control of one request.
+
+    Parameters: the fields below. Errors: ValueError (value and fix named) for a field out of range.
 
     Tags are given as text, or as token ids where the text does not say which tokens are meant. They
     are found by their text, however the model spells it in tokens.

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         video,
     )
     from zipage_lang.backend import flush_cache, get_server_info, set_default_backend
+    from zipage_lang.best_branch import BestOfResult, best_of
+    from zipage_lang.budgets import Budget
     from zipage_lang.choices import (
         ScoreResult,
         greedy_token_selection,
@@ -34,40 +36,63 @@ if TYPE_CHECKING:
         LoopThreadError,
         NoBackendError,
         ParseError,
+        ProgramTimeoutError,
         RunCancelledError,
+        ServerError,
         UnsupportedError,
     )
     from zipage_lang.frontend.llm import Engine
     from zipage_lang.gens import gen, gen_int, gen_string, separate_reasoning
     from zipage_lang.kv_report import KVReport
+    from zipage_lang.openai_backend import OpenAIBackend
+    from zipage_lang.pins import Pin, pin
     from zipage_lang.program import Program, function
     from zipage_lang.runtime.kv_params import KVParams
     from zipage_lang.runtime.kv_params import KVParams as KV
     from zipage_lang.runtime.sampling_params import SamplingParams
+    from zipage_lang.runtime.think_params import ThinkParams
+    from zipage_lang.search_tree import SearchNode
+    from zipage_lang.searching import SearchResult, search
     from zipage_lang.selects import score, select
+    from zipage_lang.server_backend import ServerBackend
+    from zipage_lang.server_backend import ServerBackend as RuntimeEndpoint
     from zipage_lang.state import AsyncState, ProgramState
     from zipage_lang.trace import Trace
+    from zipage_lang.voting import VoteResult, vote
 
 __all__ = [
     "KV",
     "AsyncState",
     "BatchError",
+    "BestOfResult",
+    "Budget",
     "Engine",
     "KVParams",
     "KVReport",
     "LoopThreadError",
     "NoBackendError",
+    "OpenAIBackend",
     "ParseError",
+    "Pin",
     "Program",
     "ProgramState",
+    "ProgramTimeoutError",
     "RunCancelledError",
+    "RuntimeEndpoint",
     "SamplingParams",
     "ScoreResult",
+    "SearchNode",
+    "SearchResult",
+    "ServerBackend",
+    "ServerError",
+    "ThinkParams",
     "Trace",
     "UnsupportedError",
+    "VoteResult",
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "best_of",
     "flush_cache",
     "function",
     "gen",
@@ -77,7 +102,9 @@ __all__ = [
     "greedy_token_selection",
     "image",
     "keep",
+    "pin",
     "score",
+    "search",
     "select",
     "separate_reasoning",
     "set_default_backend",
@@ -90,9 +117,26 @@ __all__ = [
     "user_begin",
     "user_end",
     "video",
+    "vote",
 ]
 
 _HOMES = {
+    "BestOfResult": ("best_branch", "BestOfResult"),
+    "best_of": ("best_branch", "best_of"),
+    "Budget": ("budgets", "Budget"),
+    "Pin": ("pins", "Pin"),
+    "pin": ("pins", "pin"),
+    "ProgramTimeoutError": ("errors", "ProgramTimeoutError"),
+    "SearchNode": ("search_tree", "SearchNode"),
+    "SearchResult": ("searching", "SearchResult"),
+    "search": ("searching", "search"),
+    "VoteResult": ("voting", "VoteResult"),
+    "vote": ("voting", "vote"),
+    "ThinkParams": ("runtime.think_params", "ThinkParams"),
+    "ServerError": ("errors", "ServerError"),
+    "RuntimeEndpoint": ("server_backend", "ServerBackend"),
+    "ServerBackend": ("server_backend", "ServerBackend"),
+    "OpenAIBackend": ("openai_backend", "OpenAIBackend"),
     "KV": ("runtime.kv_params", "KVParams"),
     "KVParams": ("runtime.kv_params", "KVParams"),
     "SamplingParams": ("runtime.sampling_params", "SamplingParams"),

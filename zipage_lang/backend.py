@@ -70,6 +70,12 @@ class Limited(Protocol):
     def check_select(self, method: str, kv: KVParams) -> None:
         """Raises UnsupportedError where choices can't be scored by this method."""
 
+    def check_role(self) -> None:
+        """Raises UnsupportedError where chat messages can't be written."""
+
+    def check_token_ids(self) -> None:
+        """Raises UnsupportedError where the state has no token ids to show."""
+
 
 @runtime_checkable
 class Administered(Protocol):

@@ -180,7 +180,7 @@ class AsyncBranches(BranchGroup[S]):
 
 
 def _checked_mode(mode: str, on_error: str) -> JoinMode:
-    """"gather" or "concat", for which SGLang's names may stand too."""
+    """ "gather" or "concat", for which SGLang's names may stand too."""
     mode = SGLANG_MODES.get(mode, mode)
     if mode not in ("gather", "concat"):
         raise ValueError(f"join mode {mode!r} must be 'gather' or 'concat'")

@@ -32,8 +32,9 @@ class Budget:
 
     Errors: ValueError for no limit at all, or one that is not above zero.
 
-    >>> f = zipage.function(lambda s: s.__iadd__(zipage.gen("x", max_tokens=9)))
-    >>> f.run(backend=zipage.testing.ScriptedBackend("abcdefgh"), budget=zipage.Budget(tokens=3))["x"]
+    >>> program = zipage.function(lambda s: s.append(zipage.gen("x")))
+    >>> backend = zipage.testing.ScriptedBackend("abcdefgh")
+    >>> program.run(backend=backend, budget=zipage.Budget(tokens=3))["x"]
     'abc'
     """
 

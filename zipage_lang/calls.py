@@ -6,6 +6,7 @@ Knows nothing of queues, variables or roles.
 import asyncio
 import contextlib
 import dataclasses
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import cast
 
@@ -40,20 +41,44 @@ async def generate(
     sampling: SamplingParams,
     kv: KVParams,
     publish: Publish,
+    pattern: "re.Pattern[str] | None" = None,
 ) -> list[RequestOutput]:
-    """The final output of each sample. `publish(output, num_new_tokens)` sees all on their way."""
+    """The final output of each sample. `publish(output, num_new_tokens)` sees all on their way.
+
+    A match of `pattern` ends a sample and is cut off; leaving the stream stops the request.
+    """
     latest: dict[int, RequestOutput] = {}
     stream = endpoint.backend.generate(prompt, sampling, kv=kv, group_id=endpoint.group_id)
     async with contextlib.aclosing(cast("AsyncGenerator[RequestOutput]", stream)) as outputs:
         async for output in outputs:
+            if pattern is not None:
+                output = _cut_at(pattern, output)
             before = latest.get(output.sample_index)
             latest[output.sample_index] = output
             publish(output, len(output.token_ids) - (len(before.token_ids) if before else 0))
+            if pattern is not None and output.is_final:
+                break
     if any(output.finish_reason == "abort" for output in latest.values()):
         raise RunCancelledError
     final = [latest[index] for index in sorted(latest) if latest[index].is_final]
     assert len(final) == sampling.n, f"{len(final)} of {sampling.n} samples came to an end"
     return final
+
+
+def _cut_at(pattern: "re.Pattern[str]", output: RequestOutput) -> RequestOutput:
+    found = pattern.search(output.text)
+    if found is None:
+        return output
+    num_shown = len(output.text) - len(output.text_delta)
+    num_cut = len(output.text) - found.start()
+    return dataclasses.replace(
+        output,
+        text=output.text[: found.start()],
+        answer=output.answer[: max(0, len(output.answer) - num_cut)],
+        text_delta=output.text[num_shown : found.start()],
+        finish_reason="stop",
+        stop_reason=found.group(),
+    )
 
 
 def settle_output(
@@ -122,6 +147,7 @@ async def score_choices(
     rows = [endpoint.backend.encode(c, add_special_tokens=False) for c in node.choices]
     requests = [_score(endpoint, prompt, row, kv, publish) for row in rows]
     needs_alone = isinstance(node, Score) or node.method == "unconditional_likelihood_normalized"
+    needs_alone = needs_alone and not hasattr(endpoint.backend, "score_row")
     if needs_alone:
         requests += [_score(endpoint, [], row, kv, ignore) for row in rows]
     scored = await asyncio.gather(*requests)
@@ -181,6 +207,5 @@ def _result(
         token_ids=rows,
         logprobs=known.logprobs,
         unconditional_logprobs=known.unconditional,
-        compactions=max(usage.compactions for usage in kv),
         kv=max(kv, key=lambda usage: usage.logical_len - usage.resident_len),
     )

@@ -36,7 +36,7 @@ class ScoreResult:
     Lists go by choice. `scores` and `distribution` (their softmax) are those of `method`, and so
     are `index` and `choice`, the winner; `winners` names each method's. `logprobs[choice][token]`
     stand in context, `unconditional_logprobs` without (None: not asked for); `totals` and `means`
-    are those in context, `probabilities` the softmax of the totals: how likely each choice is, given
+    are those in context, `probabilities` the softmax of the totals: how likely each is, given
     that one of them comes. `kv` is that of the scored context that lost most to compaction.
 
     Parameters: as above. Errors: none.
@@ -55,7 +55,6 @@ class ScoreResult:
     token_ids: list[list[int]]
     logprobs: list[list[float]]
     unconditional_logprobs: list[list[float]] | None
-    compactions: int
     kv: KVUsage
 
     @property

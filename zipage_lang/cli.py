@@ -1,4 +1,4 @@
-"""The `zipage` command: models, a quick generation, the version.
+"""The `zipage` command: models, a quick generation, a trace's page, the version.
 
 Mistakes of the caller become one line on stderr, not a traceback.
 Knows nothing of how models are stored or how an engine runs.
@@ -7,6 +7,7 @@ Knows nothing of how models are stored or how an engine runs.
 import contextlib
 import importlib.metadata
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from zipage_lang.frontend.errors import ZipageError
 from zipage_lang.frontend.llm import Engine
 from zipage_lang.runtime.model_store import list_models, pull_model
 from zipage_lang.runtime.sampling_params import SamplingParams
+from zipage_lang.trace_page import make_page
 
 DEFAULT_MODEL = "smollm2-135m"
 EXIT_USER_ERROR = 2
@@ -75,6 +77,22 @@ def generate(
             asked = prompt if raw else _as_chat(engine, prompt)
             for output in engine.stream(asked, sampling):
                 typer.echo(output.text_delta, nl=output.is_final)
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(help="what run(trace=...) or ZIPAGE_TRACE wrote")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="the page; else FILE with .html")
+    ] = None,
+    last: Annotated[int | None, typer.Option(help="only so many of the last runs", min=1)] = None,
+) -> None:
+    """Make one self-contained HTML page of a trace file and print where it lies."""
+    with one_line_errors():
+        page, notes = make_page(file, out or file.with_suffix(".html"), last)
+        for note in notes:
+            typer.echo(f"zipage: {file}: {note}", err=True)
+        typer.echo(page)
 
 
 @app.command()

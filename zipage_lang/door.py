@@ -1,4 +1,4 @@
-"""One state's way to its backend: what it continues from, what it may spend, what its tokens scored.
+"""One state's way to its backend: what it continues from, what it may spend, how it scored.
 
 To the calls it is a backend like any other.
 Knows nothing of queues, variables or text that the author wrote.
@@ -100,15 +100,15 @@ class StateDoor:
             return
         meter = _Meter(account, self._backend, token_ids, sampling)
         if left is not None and left < sampling.max_tokens:
-            sampling = sampling.replace(
-                max_tokens=left, min_tokens=min(sampling.min_tokens, left)
-            )
+            sampling = sampling.replace(max_tokens=left, min_tokens=min(sampling.min_tokens, left))
         task = asyncio.current_task()
         assert task is not None, "calls run in tasks"
         account.watch(task)
         try:
             outputs = self._send(token_ids, sampling, kv, group_id)
-            async with contextlib.aclosing(cast("AsyncGenerator[RequestOutput]", outputs)) as stream:
+            async with contextlib.aclosing(
+                cast("AsyncGenerator[RequestOutput]", outputs)
+            ) as stream:
                 async for output in stream:
                     shown = meter.take(output)
                     if meter.reason is not None:
@@ -139,8 +139,7 @@ class ScoringDoor(StateDoor):
 
 def open_door(session: Session) -> StateDoor:
     """A door for one state of the run."""
-    is_scoring = isinstance(session.settings.backend, Scoring)
-    return ScoringDoor(session) if is_scoring else StateDoor(session)
+    return ScoringDoor(session) if session.scores_itself else StateDoor(session)
 
 
 class _Meter:
@@ -233,12 +232,8 @@ class _Meter:
 
 
 def _nothing(token_ids: Sequence[int], sample_index: int) -> RequestOutput:
-    return RequestOutput(
-        request_id="", prompt_token_ids=list(token_ids), sample_index=sample_index
-    )
+    return RequestOutput(request_id="", prompt_token_ids=list(token_ids), sample_index=sample_index)
 
 
 def _end(output: RequestOutput, reason: str) -> RequestOutput:
-    return dataclasses.replace(
-        output, finish_reason=FINISH_LENGTH, stop_reason=f"budget: {reason}"
-    )
+    return dataclasses.replace(output, finish_reason=FINISH_LENGTH, stop_reason=f"budget: {reason}")

@@ -61,7 +61,16 @@ class RunCancelledError(ZipageError):
 
 
 class ProgramTimeoutError(ZipageError):
-    """A program of a batch took longer than `timeout`; its requests were aborted."""
+    """A program of a batch took longer than `timeout`; its requests were aborted.
+
+    Parameters:
+        timeout_s: the seconds it had.
+
+    Errors: none; it is one. Not retryable.
+
+    >>> print(zipage.ProgramTimeoutError(2.5))
+    the program took longer than timeout=2.5 s; give it more
+    """
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(f"the program took longer than timeout={timeout_s:g} s; give it more")

@@ -11,7 +11,9 @@ from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.think_params import ThinkParams
 
 RENAMED = {"max_new_tokens": "max_tokens"}
-LOGPROB_WORDS = frozenset({"return_logprob", "logprob_start_len", "top_logprobs_num"})
+LOGPROB_WORDS = frozenset(
+    {"return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs"}
+)
 SAMPLING_FIELDS = frozenset(field.name for field in dataclasses.fields(SamplingParams))
 SAMPLING_WORDS = SAMPLING_FIELDS | RENAMED.keys() | LOGPROB_WORDS
 
@@ -21,7 +23,8 @@ def sampling_fields(words: Mapping[str, Any]) -> dict[str, Any]:
 
     `max_new_tokens` is max_tokens. `return_logprob=True` asks for the drawn tokens' logprobs, with
     `top_logprobs_num` for as many others, and with `logprob_start_len` >= 0 for the prompt's from
-    there on. Raises ValueError for a field given under both of its names.
+    there on; `get_meta_info` always gives the tokens' text, so `return_text_in_logprobs` sets
+    nothing. Raises ValueError for a field given under both of its names.
     """
     given = {name: value for name, value in words.items() if value is not None}
     fields = {name: value for name, value in given.items() if name not in LOGPROB_WORDS}

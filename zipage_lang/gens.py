@@ -4,6 +4,7 @@ Knows nothing of states, tokens or engines.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ def gen(
     dtype: Any = None,
     choices: Sequence[str] | None = None,
     choices_method: "SelectMethod | Callable[..., Any] | None" = None,
+    stop_regex: str | None = None,
     kv: KVParams | None = None,
     **sampling: Any,
 ) -> "Gen | Select":
@@ -40,6 +42,8 @@ def gen(
             the text keeps the text, and `s.meta(name).text` all of it.
         dtype: SGLang's word for `type`; its `str` is a string in double quotes.
         choices: score these instead of generating, as `select` does, by `choices_method`.
+        stop_regex: ends the text before its first match (Python's syntax; only with n=1). It is
+            looked for as the text comes, so a stream may show the beginning of what is cut off.
         kv: bounds this call's KV cache.
         sampling: every field of SamplingParams (stop, temperature, n, regex, ...); a field left out
             or None takes the run's default. With `think` (a ThinkParams, or a dict of its fields)
@@ -65,7 +69,9 @@ def gen(
     _check_alone(overrides)
     if name is not None:
         checked_name(name)
-    return Gen(name, tuple(overrides.items()), kv, wanted)
+    pattern = _pattern("stop_regex", stop_regex)
+    _pattern("regex", overrides.get("regex"))
+    return Gen(name, tuple(overrides.items()), kv, wanted, stop_pattern=pattern)
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **fields: Any) -> Gen | Select:
@@ -101,6 +107,14 @@ def _wanted_type(wanted: Any, dtype: Any) -> ValueType | None:
         return quoted_type()
     chosen = dtype if wanted is None else wanted
     return None if chosen is None else value_type(chosen)
+
+
+def _pattern(word: str, given: Any) -> "re.Pattern[str] | None":
+    """Raises ValueError for what is no regular expression."""
+    try:
+        return None if given is None else re.compile(given)
+    except (re.error, TypeError) as error:
+        raise ValueError(f"{word}={given!r} is no regular expression: {error}") from error
 
 
 def _check_one_constraint(wanted: ValueType, overrides: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any, cast
 
-from zipage_lang.backend import Backend
+from zipage_lang.backend import Backend, Limited
 from zipage_lang.budgets import Account, Budget
 from zipage_lang.calls import (
     Endpoint,
@@ -38,8 +38,8 @@ from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.session import Session, merge_kv
 from zipage_lang.stream import Delta, DeltaLog
-from zipage_lang.trace import NodeTrace
 from zipage_lang.trace_events import CallKind
+from zipage_lang.trace_node import NodeTrace
 from zipage_lang.transcript import ForkPoint, Transcript
 from zipage_lang.variables import Variable, Variables
 
@@ -49,6 +49,15 @@ class Fork:
     """The place in the parent's queue where branches take over a copy of it."""
 
     branches: "list[StateCore]"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Origin:
+    """Where a branch's text left that of a state above it."""
+
+    core: "weakref.ref[StateCore]"
+    point: ForkPoint
+    chat: ChatCursor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,19 +100,22 @@ class StateCore:
         self.deltas = DeltaLog()
         self.error: BaseException | None = None  # what ended this state; nothing runs after it
         self.trace: NodeTrace | None = None  # None: nobody traces this run
+        self.fork_kind = "root"
         self._planner = planner
         self.door = open_door(session)
         self._endpoint = Endpoint(cast("Backend", self.door), session.group_id)
         self._queue: deque[Item] = deque()
-        self._is_running = False
+        self._is_running = False  # a task works on the queue
+        self._is_working = False  # and is in the middle of an item
         self._has_started = False
         self._task: asyncio.Task[None] | None = None
         self._children: weakref.WeakSet[StateCore] | None = None
         self._account: Account | None = None  # as of what is appended next
+        self._place = 0
         self._transcript = Transcript(session.settings.backend)
         self._chat = ChatCursor(session.settings.template)
         self._forked_at = ForkPoint(0, 0)
-        self._chat_at_fork = self._chat
+        self._origins: tuple[Origin, ...] = ()  # where it was forked, the root's fork first
         self._scopes: dict[str, int] = {}  # open var_scopes: where their text begins
         self.kv_report = KVReport()  # of all calls since the root or the fork
 
@@ -136,14 +148,22 @@ class StateCore:
         self.variables.add(variable)
 
     def fork(
-        self, num_branches: int, kv: KVParams | None, budget: Budget | None = None
+        self,
+        num_branches: int,
+        kv: KVParams | None,
+        budget: Budget | None = None,
+        why: str = "fork",
     ) -> "list[StateCore]":
-        """Branches that go on from here, once everything queued so far is done."""
+        """Branches that go on from here, once everything queued so far is done.
+
+        `why` is what a trace calls them: fork, scratch, vote, ...
+        """
         branches = [
             StateCore(self.session, planner, Variables(self.variables.snapshot()))
             for planner in self._planner.fork(num_branches, kv)
         ]
-        for branch in branches:
+        for place, branch in enumerate(branches):
+            branch._place, branch.fork_kind = place, why
             branch._account = self._account if budget is None else Account(budget, self._account)
             branch.door.account = branch._account
         self._children = self._children or weakref.WeakSet()
@@ -169,9 +189,28 @@ class StateCore:
         self.session.bridge.call(lambda: self._cancel(error))
 
     @property
+    def account(self) -> Account | None:
+        """What is appended next is charged to this."""
+        return self._account
+
+    @property
+    def place(self) -> int:
+        """Which branch of its fork this is."""
+        return self._place
+
+    @property
+    def root_seed(self) -> int:
+        """The run's."""
+        return self.session.settings.root_seed
+
+    @property
     def is_idle(self) -> bool:
         """Whether all that was appended has run or failed."""
-        return not self._queue and not self._is_running
+        return not self._queue and not self._is_working
+
+    def is_branch_of(self, core: "StateCore") -> bool:
+        """Whether it was forked from `core`, or from a branch of it. Known once it has begun."""
+        return any(origin.core() is core for origin in self._origins)
 
     def release(self) -> None:
         """Let the engine drop what it holds for this state, once all that is queued has run."""
@@ -198,11 +237,18 @@ class StateCore:
         return self._transcript.text
 
     @property
+    def text_since_fork(self) -> str:
+        return self.text[self._forked_at.num_characters :]
+
+    @property
     def messages(self) -> list[dict[str, str]]:
         return [dict(message) for message in self._chat.messages]
 
     @property
     def token_ids(self) -> list[int]:
+        backend = self.session.settings.backend
+        if isinstance(backend, Limited):
+            backend.check_token_ids()
         return self._prompt()
 
     def _enqueue(self, *items: Item) -> None:
@@ -243,9 +289,12 @@ class StateCore:
                 item.reached.set_result(None)
             elif isinstance(item, Release):
                 self.door.release()
+                if self.trace is not None:
+                    self.trace.released()
             elif self.error is not None:
                 self._fail(item, self.error)
             else:
+                self._is_working = True
                 await self._run(item)
         except asyncio.CancelledError:
             self.error = self.error or self.session.cancelled_by or RunCancelledError()
@@ -254,6 +303,8 @@ class StateCore:
         except Exception as error:  # any: it is raised again where the value is read
             self.error = error
             self._fail(item, error)
+        finally:
+            self._is_working = False
 
     def _go_on_after_cancellation(self) -> None:
         """The rest of the queue must still be failed, so that no reader waits for ever."""
@@ -326,11 +377,13 @@ class StateCore:
             sampling,
             self._protecting(call.kv),
             lambda output, num_new: self._publish(call, output, num_new),
+            call.node.stop_pattern,
         )
         if self.trace is not None:
             self.trace.end_call(call)
         self.kv_report = self.kv_report.and_then(report_of([output.kv for output in outputs]))
-        readings = [read_output(call.node, output, sampling.think) for output in outputs]
+        is_watched = sampling.think is not None
+        readings = [read_output(call.node, output, is_watched=is_watched) for output in outputs]
         self._go_on_from(call, sampling, outputs[0], readings[0])
         fill_variables(call, readings, outputs)
 
@@ -406,7 +459,8 @@ class StateCore:
             branch._transcript = self._transcript.copy()
             branch._forked_at = branch._transcript.fork_point()
             branch._chat = self._chat.copy()
-            branch._chat_at_fork = self._chat.copy()
+            here = Origin(weakref.ref(self), branch._forked_at, self._chat.copy())
+            branch._origins = (*self._origins, here)
         self._share_state(branches)
         for branch in branches:
             branch._begin()
@@ -429,12 +483,18 @@ class StateCore:
             self.trace.splice(branch)
         self._chat.before_reply(self._transcript)
         branch._chat.before_reply(branch._transcript)
-        is_unchanged = len(self._transcript.settle()) == branch._forked_at.num_tokens
-        self._transcript.append_from(branch._transcript, branch._forked_at)
-        self._chat.append_from(branch._chat, branch._chat_at_fork)
+        origin = branch._origin_in(self)
+        is_unchanged = len(self._transcript.settle()) == origin.point.num_tokens
+        self._transcript.append_from(branch._transcript, origin.point)
+        self._chat.append_from(branch._chat, origin.chat)
         if is_unchanged and self.door.lineage is not None and branch.door.lineage is not None:
             self.door.lineage.take_over(branch.door.lineage)
         branch.door.release()
+
+    def _origin_in(self, core: "StateCore") -> Origin:
+        found = [origin for origin in self._origins if origin.core() is core]
+        assert found, "only a branch of this state can be appended to it"
+        return found[-1]
 
     def _begin(self) -> None:
         self._has_started = True

@@ -4,6 +4,7 @@ Knows nothing of states, tokens or engines.
 """
 
 import dataclasses
+import re
 from typing import Any, Literal
 
 from zipage_lang.runtime.kv_params import KVParams
@@ -43,7 +44,8 @@ class Gen(Expr):
     """Generate and store under `name` (None: only into the text).
 
     `overrides` are the sampling fields the author set; the run's defaults fill the others. With
-    `type` the value is parsed; with `thoughts` a thought between these marks leaves the text.
+    `type` the value is parsed; with `thoughts` a thought between these marks leaves the text; a
+    match of `stop_pattern` ends the text and is no part of it.
     """
 
     name: str | None
@@ -51,6 +53,7 @@ class Gen(Expr):
     kv: KVParams | None = None
     type: ValueType | None = None
     thoughts: ThoughtMarks | None = None
+    stop_pattern: "re.Pattern[str] | None" = None
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The one SamplingParams that travels on. Raises ValueError when the two do not go

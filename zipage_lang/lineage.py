@@ -138,13 +138,21 @@ class ForkState:
         self._num_branches = num_branches
         self._ready: asyncio.Future[HeldState | None] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._num_waiting = 0
 
     async def state(self, kv: KVParams) -> HeldState | None:
         """Compute it when the first branch asks; None where the engine would not."""
         if self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
             self._task = self._spawn(self._compute(self._ready, kv))
-        return await asyncio.shield(self._ready)
+        ready = self._ready
+        self._num_waiting += 1
+        try:
+            return await asyncio.shield(ready)
+        finally:
+            self._num_waiting -= 1
+            if self._num_waiting == 0 and not ready.done():
+                self._stop()
 
     def leave(self) -> None:
         """One branch needs it no more."""
@@ -152,9 +160,15 @@ class ForkState:
         if self._num_branches > 0:
             return
         self._drop_parent()
-        if self._ready is not None and self._task is not None:
+        if self._ready is not None:
             self._ready.add_done_callback(_drop_result)
+            self._stop()
+
+    def _stop(self) -> None:
+        """Nobody waits for it: abort what computes it. Who comes later begins anew."""
+        if self._task is not None:
             self._task.cancel()  # does nothing once it is done
+        self._ready = None
 
     async def _compute(self, ready: "asyncio.Future[HeldState | None]", kv: KVParams) -> None:
         request_id = new_id()
@@ -173,9 +187,9 @@ class ForkState:
         except (ZipageError, ValueError):
             state = None  # the branches' own calls will say why
         finally:
-            self._drop_parent()
-            if not ready.done():
-                ready.set_result(state)
+            if state is not None:
+                self._drop_parent()
+            ready.set_result(state)
 
     def _drop_parent(self) -> None:
         parent, self._parent = self._parent, None

@@ -50,7 +50,16 @@ def pin(prefix: Prefix, ttl: float = 300.0, *, backend: Any = None) -> "Pin":
 
 
 class Pin:
-    """A prefix that is kept warm; see `pin`."""
+    """A prefix that is kept warm, as `pin` gives it.
+
+    Parameters: those of `pin`.
+
+    Errors: UnsupportedError for a backend that can't hold states. `wait` and `with` raise the
+    engine's error where the prefix can't be computed.
+
+    >>> kept = zipage.pin("You are a judge.", backend=zipage.testing.StatefulBackend())
+    >>> kept.release()
+    """
 
     def __init__(self, backend: Any, prefix: Prefix, ttl_s: float) -> None:
         if not isinstance(backend, StateKeeper):

@@ -84,6 +84,7 @@ class Planner:
     def __init__(self, settings: RunSettings, path: Path, kv: KVParams) -> None:
         self.open_role: str | None = None
         self._settings = settings
+        self._limits = settings.backend if isinstance(settings.backend, Limited) else None
         self._path = path
         self._kv = kv
         self._num_calls = 0
@@ -131,14 +132,19 @@ class Planner:
 
     def _plan_part(self, part: Expr, call_index: int) -> Planned:
         match part:
-            case Text() | Keep() | RoleBegin() | RoleEnd() | ScopeBegin():
+            case RoleBegin():
+                if self._limits is not None:
+                    self._limits.check_role()
+                return part
+            case Text() | Keep() | RoleEnd() | ScopeBegin():
                 return part
             case ScopeEnd(name):
                 return ScopeClose(Variable(name))
             case Gen():
                 return self._plan_gen(part, call_index)
             case Select(name) | Score(name):
-                self._check_select(part)
+                if self._limits is not None:
+                    self._limits.check_select(part.method, self._kv)
                 return SelectCall(part, self._kv, Variable(name, call_index))
         raise AssertionError(f"no rule for {part!r}")
 
@@ -153,15 +159,11 @@ class Planner:
             Variable(name, call_index),
             thinking,
         )
-        backend = self._settings.backend
-        if isinstance(backend, Limited):
-            backend.check_gen(call.sampling, call.kv)
+        if node.stop_pattern is not None and call.sampling.n > 1:
+            raise ValueError(f"stop_regex goes with n=1, not n={call.sampling.n}")
+        if self._limits is not None:
+            self._limits.check_gen(call.sampling, call.kv)
         return call
-
-    def _check_select(self, node: Select | Score) -> None:
-        backend = self._settings.backend
-        if isinstance(backend, Limited):
-            backend.check_select(node.method, self._kv)
 
     def _sampling(self, node: Gen, call_index: int) -> SamplingParams:
         sampling = node.sampling(self._settings.sampling)

@@ -4,6 +4,7 @@ another.
 Knows nothing of how expressions run or of chat templates' text.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -18,6 +19,7 @@ from zipage_lang.budgets import Budget
 from zipage_lang.chat import ChatTemplate, Message
 from zipage_lang.gen_words import SAMPLING_WORDS, sampling_fields
 from zipage_lang.loops import LoopBridge
+from zipage_lang.prefix import PrefixBackend, PrefixComputed
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.strict_fields import unknown_name_error
@@ -120,6 +122,20 @@ class Program:
             return start.in_background()
         return start.to_the_end()
 
+    def cache(self, *args: Any, backend: Any = None, **kwargs: Any) -> int:
+        """Compute what the program says before its first call, so that later runs find it in the
+        cache; returns how many tokens that is.
+
+        Arguments as for `run`. The body runs up to the first value it reads, and its own side
+        effects happen; text that other arguments share is shared. `zipage.pin` keeps a prefix from
+        being evicted.
+        """
+        prefix = PrefixBackend(_choose_backend(backend))
+        start = self._start(args, kwargs, prefix, None, None, None, None)
+        with contextlib.suppress(PrefixComputed):
+            start.to_the_end()
+        return prefix.num_tokens
+
     async def run_async(
         self,
         *args: Any,
@@ -161,8 +177,9 @@ class Program:
         `timeout`: seconds each program may take; then it is cancelled and stands in the list as a
         ProgramTimeoutError (a body that never comes back from its own Python code keeps its
         thread). `retries`: how often a program is run again that raised an error whose `retryable`
-        is set (an engine that died, not a mistake); it draws the same seeds as before. `max_errors`:
-        when more programs than this have raised, the rest is cancelled. `budget` is for each.
+        is set (an engine that died, not a mistake); it draws the same seeds as before.
+        `max_errors`: when more programs than this have raised, the rest is cancelled. `budget` is
+        for each.
         """
         policy = BatchPolicy(max_errors, timeout, retries)
         options = _BatchOptions(backend, num_threads, seed, kv, trace, budget, sampling)

@@ -11,8 +11,6 @@ from zipage_lang.errors import ParseError
 from zipage_lang.frontend.outputs import RequestOutput
 from zipage_lang.ir import Gen
 from zipage_lang.plan import GenCall
-from zipage_lang.runtime.think_params import ThinkParams
-from zipage_lang.thoughts import ThoughtMarks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,18 +23,18 @@ class Reading:
     error: ParseError | None = None
 
 
-def read_output(node: Gen, output: RequestOutput, think: ThinkParams | None) -> Reading:
+def read_output(node: Gen, output: RequestOutput, *, is_watched: bool) -> Reading:
     """Tell the thought from the answer, take off the marks that only end a value, parse the rest.
 
-    A thought that the engine watches (`think`) stays in the text; separate_reasoning's does not.
+    A thought that the engine watches (`gen(think=...)`) stays in the text; separate_reasoning's
+    does not.
     """
     text, answer, thinking = output.text, output.text, ""
     if node.thoughts is not None:
         thinking, text = node.thoughts.split(text)
         answer = text
-    elif think is not None:
-        marks = ThoughtMarks(think.start_text, think.end_text, think.starts_inside)
-        thinking, answer = marks.split(text)
+    elif is_watched:
+        thinking, answer = output.thinking, output.answer.lstrip("\n")
     if node.type is None:
         return Reading(text, answer, thinking)
     value_text = node.type.without_end_marks(answer)

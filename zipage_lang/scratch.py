@@ -13,17 +13,13 @@ from zipage_lang.interpreter import StateCore
 @contextlib.contextmanager
 def scratch_core(core: StateCore) -> Generator[StateCore]:
     """A branch of `core`; its values become those of `core` at the end, done or not."""
-    (frame,) = core.fork(1, None)
-    if core.trace is not None:
-        core.trace.scratch(begins=True, state=frame)
+    (frame,) = core.fork(1, None, why="scratch")
     try:
         yield frame
     except BaseException as error:
         frame.cancel(f"its scratch frame raised {type(error).__name__}")
         raise
     finally:
-        if core.trace is not None:
-            core.trace.scratch(begins=False, state=frame)
         _bring_values(core, frame)
         frame.release()
 
@@ -36,8 +32,12 @@ async def adopted(core: StateCore, branch: StateCore) -> None:
     await asyncio.wrap_future(branch.barrier())
     if branch.error is not None:
         raise branch.error
+    if not branch.is_branch_of(core):
+        raise ValueError("adopt takes a branch of this state, or a branch of one")
     core.splice(branch)
-    _bring_values(core, branch)
+    for name, variable in branch.variables.snapshot().items():
+        if core.variables.find(name) is not variable:
+            core.variables.add(variable)
 
 
 def _bring_values(core: StateCore, branch: StateCore) -> None:

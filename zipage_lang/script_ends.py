@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.script_tokenizers import BEGIN, END, EOS_TOKEN_ID
+from zipage_lang.thoughts import ThoughtMarks
 
 DEFAULT_SYSTEM = "You are a script."
 
@@ -46,8 +47,26 @@ def end_of(token_ids: list[int], sampling: SamplingParams, cut: Cut) -> End | No
     return End("length") if len(token_ids) >= sampling.max_tokens else None
 
 
+def split_thinking(text: str, sampling: SamplingParams) -> tuple[str, str]:
+    """(thinking, answer) as an engine with thinking control tells them apart."""
+    think = sampling.think
+    if think is None:
+        return "", text
+    return ThoughtMarks(think.start_text, think.end_text, think.starts_inside).split(text)
+
+
 def render_chatml(messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
-    """ChatML with a default system message, as many small instruct models have it."""
+    """ChatML with a default system message, as many small instruct models have it.
+
+    Parameters:
+        messages: dicts of "role" and "content".
+        add_generation_prompt: whether an assistant message is begun at the end.
+
+    Errors: KeyError for a message without these.
+
+    >>> zipage.testing.render_chatml([{"role": "system", "content": "Be brief."}], False)
+    '<|im_start|>system\\nBe brief.<|im_end|>\\n'
+    """
     if messages and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": DEFAULT_SYSTEM}, *messages]
     text = "".join(f"{BEGIN}{m['role']}\n{m['content']}{END}\n" for m in messages)

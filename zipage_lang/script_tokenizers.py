@@ -20,7 +20,13 @@ class ScriptTokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """One token for each byte of UTF-8."""
+    """One token for each byte of UTF-8.
+
+    Parameters: none. Errors: none.
+
+    >>> zipage.testing.ByteTokenizer().encode("AB")
+    [67, 68]
+    """
 
     def encode(self, text: str) -> list[int]:
         token_ids: list[int] = []
@@ -34,7 +40,13 @@ class ByteTokenizer:
 
 
 class WordTokenizer:
-    """One token for each word with the space before it; ids are given as words are met."""
+    """One token for each word with the space before it; ids are given as words are met.
+
+    Parameters: none. Errors: none.
+
+    >>> zipage.testing.WordTokenizer().encode("one two one two")
+    [2, 3, 4, 3]
+    """
 
     def __init__(self) -> None:
         self._words = list(SPECIALS)

@@ -7,8 +7,9 @@ What goes over the wire (JSON; a field that is left out has its default):
     POST /generate  {"input_ids", "sampling_params", "kv", "group_id", "request_id", "parent_id",
                      "hold", "stream": true, "stream_format": "delta"}
          -> events {"request_id", "sample_index", "text_delta", "token_ids" (new ones),
-                    "logprobs" (of the new ones), "prompt_logprobs" (once), "finish_reason",
-                    "stop_reason", "usage", "kv"}, then [DONE]; or {"error": {"message", "code"}}
+                    "logprobs" (of the new ones), "prompt_logprobs" (once), "thinking" and "answer"
+                    (all so far, with thinking control), "finish_reason", "stop_reason", "usage",
+                    "kv"}, then [DONE]; or {"error": {"message", "code"}}
     POST /abort_request {"group_id"},  POST /release {"request_ids"}
     POST /flush_cache,  GET /server_info  -> counters
 
@@ -18,6 +19,7 @@ Knows nothing of programs or of how the server works.
 
 import asyncio
 import dataclasses
+import logging
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from zipage_lang.errors import ServerError
 from zipage_lang.frontend.outputs import RequestOutput
 from zipage_lang.frontend.pin_board import PinBoard
 from zipage_lang.frontend.tokenizer import load_tokenizer
@@ -35,6 +38,8 @@ from zipage_lang.runtime.messages import KVUsage, LogprobEntry, Usage
 from zipage_lang.runtime.sampling_params import SamplingParams
 
 DEFAULTS = SamplingParams()
+
+log = logging.getLogger("zipage.server_backend")
 
 
 @runtime_checkable
@@ -59,6 +64,8 @@ class _Delta(msgspec.Struct, kw_only=True):
     token_ids: list[int] = []
     logprobs: list[LogprobEntry] | None = None
     prompt_logprobs: list[LogprobEntry | None] | None = None
+    thinking: str | None = None
+    answer: str | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     usage: Usage = Usage()
@@ -158,7 +165,7 @@ class ServerBackend:
 
     def release(self, request_ids: Sequence[str]) -> None:
         """As StateKeeper.release; returns at once."""
-        post = self.loop.create_task(self._http.post("/release", {"request_ids": [*request_ids]}))
+        post = self.loop.create_task(self._release([*request_ids]))
         self._posts.add(post)
         post.add_done_callback(self._posts.discard)
 
@@ -174,6 +181,12 @@ class ServerBackend:
     async def close(self) -> None:
         """Close all connections."""
         await self._http.close()
+
+    async def _release(self, request_ids: list[str]) -> None:
+        try:
+            await self._http.post("/release", {"request_ids": request_ids})
+        except ServerError as error:  # nobody waits; a server that is gone holds nothing
+            log.info("states not released: %s", error)
 
     async def _stream(
         self, token_ids: Sequence[int], body: Mapping[str, Any]
@@ -196,9 +209,12 @@ def _extended(before: RequestOutput, delta: _Delta) -> RequestOutput:
     logprobs = before.logprobs
     if delta.logprobs is not None:
         logprobs = [*(logprobs or []), *delta.logprobs]
+    text = before.text + delta.text_delta
     return dataclasses.replace(
         before,
-        text=before.text + delta.text_delta,
+        text=text,
+        thinking=before.thinking if delta.thinking is None else delta.thinking,
+        answer=text if delta.answer is None else delta.answer,
         text_delta=delta.text_delta,
         token_ids=[*before.token_ids, *delta.token_ids],
         logprobs=logprobs,

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from zipage_lang.backend import Backend
+from zipage_lang.backend import Backend, Scoring
 from zipage_lang.budgets import Budget
 from zipage_lang.chat import ChatTemplate
 from zipage_lang.errors import RunCancelledError
@@ -43,6 +43,7 @@ class Session:
         self.cancelled_by: RunCancelledError | None = None
         self.trace: RunTrace | None = None
         self.held = find_held_states(settings.backend, self.group_id)
+        self.scores_itself = isinstance(settings.backend, Scoring)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(

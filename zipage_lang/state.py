@@ -5,6 +5,7 @@ Knows nothing of how expressions run or of decorators.
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Iterator
 from concurrent.futures import Future
 from typing import Any, Self
@@ -18,7 +19,7 @@ from zipage_lang.loops import LoopBridge
 from zipage_lang.meta_info import MetaInfo, kv_report_of, meta_info
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.scratch import adopted, scratch_core
-from zipage_lang.stream import read_logs
+from zipage_lang.stream import Delta, read_logs
 from zipage_lang.variables import Variable
 
 
@@ -73,6 +74,11 @@ class StateHandle:
         self.core.cancel(reason)
 
     @property
+    def index(self) -> int:
+        """Which branch of its fork this is, from 0; 0 for what was never forked."""
+        return self.core.place
+
+    @property
     def stop_reason(self) -> str | None:
         """Which limit of a budget last stopped a call of this state ("tokens", "calls", "seconds",
         "kv_tokens"), or kept one from beginning; None while none did. Does not wait.
@@ -83,8 +89,8 @@ class StateHandle:
     def budget(self, budget: Budget | None = None, **limits: Any) -> "Generator[Account]":
         """`with s.budget(tokens=500):` what is appended or forked inside spends from this budget.
 
-        Takes a `Budget` or its fields, and spends from all budgets around it too. Gives its account:
-        `reason`, `num_tokens`, `num_calls` so far. Raises ValueError for a bad limit.
+        Takes a `Budget` or its fields, and spends from all budgets around it too. Gives its
+        account: `reason`, `num_tokens`, `num_calls` so far. Raises ValueError for a bad limit.
         """
         account = self.core.enter(Budget(**limits) if budget is None else budget)
         try:
@@ -102,6 +108,10 @@ class StateHandle:
         self.core.append(RoleBegin(role))
         yield
         self.core.append(RoleEnd(role))
+
+    def _spell(self, token_id: int) -> str:
+        backend = self.core.session.settings.backend
+        return backend.decode([token_id], skip_special_tokens=False)
 
     def _known(self, name: str) -> Variable:
         variable = self.core.variables.find(name)
@@ -146,7 +156,7 @@ class ProgramState(StateHandle):
 
     def get_meta_info(self, name: str) -> MetaInfo | None:
         """SGLang's view of `meta(name)` as a dict; None for a name without a call."""
-        return meta_info(self.meta(name)) if name in self else None
+        return meta_info(self.meta(name), self._spell) if name in self else None
 
     def kv(self, name: str | None = None) -> KVReport:
         """What the call behind `name` kept and dropped of the KV cache; None: all calls of this
@@ -230,9 +240,15 @@ class ProgramState(StateHandle):
         """Generated text as it comes: of `name`, or of all calls. A failure is raised in place."""
         return self._bridge.iterate(_texts(self, name))
 
-    def text_async_iter(self, name: str | None = None) -> AsyncIterator[str]:
-        """`text_iter` for a reader on any event loop."""
-        return self._bridge.iterate_async(_texts(self, name))
+    def text_async_iter(
+        self, name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
+        """`text_iter` for a reader on any event loop.
+
+        With `return_meta_data` pairs of a piece and what is known of its call: its name, and the
+        tokens drawn so far as "completion_tokens".
+        """
+        return self._bridge.iterate_async(_texts_or_pairs(self, name, return_meta_data))
 
     @property
     def _bridge(self) -> LoopBridge:
@@ -286,7 +302,7 @@ class AsyncState(StateHandle):
 
     async def get_meta_info(self, name: str) -> MetaInfo | None:
         """As ProgramState.get_meta_info."""
-        return meta_info(await self.meta(name)) if name in self else None
+        return meta_info(await self.meta(name), self._spell) if name in self else None
 
     async def kv(self, name: str | None = None) -> KVReport:
         """As ProgramState.kv."""
@@ -346,9 +362,11 @@ class AsyncState(StateHandle):
         cores = self.core.fork(num_branches, kv, budget)
         return AsyncBranches(self.core, [AsyncState(core) for core in cores])
 
-    def text_async_iter(self, name: str | None = None) -> AsyncIterator[str]:
+    def text_async_iter(
+        self, name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
         """As ProgramState.text_async_iter."""
-        return _texts(self, name)
+        return _texts_or_pairs(self, name, return_meta_data)
 
     async def _when_known(self, name: str) -> Variable:
         return self._known(name)
@@ -363,20 +381,43 @@ async def _drained(core: StateCore) -> None:
         raise core.error
 
 
-def _texts(state: ProgramState | AsyncState, name: str | None) -> AsyncIterator[str]:
+def _texts_or_pairs(
+    state: ProgramState | AsyncState, name: str | None, return_meta_data: bool
+) -> AsyncIterator[Any]:
+    return _pairs(state, name) if return_meta_data else _texts(state, name)
+
+
+async def _texts(state: ProgramState | AsyncState, name: str | None) -> AsyncGenerator[str, None]:
     """Runs on the loop."""
-    return _all_texts(state) if name is None else _texts_of(state, name)
+    async with contextlib.aclosing(_deltas(state, name)) as deltas:
+        async for delta in deltas:
+            yield delta.text
 
 
-async def _all_texts(state: ProgramState | AsyncState) -> AsyncIterator[str]:
+async def _pairs(
+    state: ProgramState | AsyncState, name: str | None
+) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+    num_drawn: Counter[int] = Counter()
+    async with contextlib.aclosing(_deltas(state, name)) as deltas:
+        async for delta in deltas:
+            num_drawn[delta.call_index] += delta.num_tokens
+            told = {"name": delta.name, "completion_tokens": num_drawn[delta.call_index]}
+            yield delta.text, told
+
+
+def _deltas(state: ProgramState | AsyncState, name: str | None) -> AsyncGenerator[Delta, None]:
+    return _all_deltas(state) if name is None else _deltas_of(state, name)
+
+
+async def _all_deltas(state: ProgramState | AsyncState) -> AsyncGenerator[Delta, None]:
     log = state.core.deltas
     async with contextlib.aclosing(read_logs([log], state._when_all_done())) as items:
         async for _, delta in items:
             if delta.text and delta.sample_index == 0:
-                yield delta.text
+                yield delta
 
 
-async def _texts_of(state: ProgramState | AsyncState, name: str) -> AsyncIterator[str]:
+async def _deltas_of(state: ProgramState | AsyncState, name: str) -> AsyncGenerator[Delta, None]:
     variable = await state._when_known(name)
     call = (name, variable.call_index, 0)
     has_streamed = False
@@ -385,11 +426,12 @@ async def _texts_of(state: ProgramState | AsyncState, name: str) -> AsyncIterato
         async for _, delta in items:
             if delta.text and (delta.name, delta.call_index, delta.sample_index) == call:
                 has_streamed = True
-                yield delta.text
+                yield delta
     if not has_streamed:  # assigned, or generated before this branch was forked
         value = variable.value.result()
         if value:
-            yield str(value[0] if isinstance(value, list) else value)
+            text = str(value[0] if isinstance(value, list) else value)
+            yield Delta(name, text, 0, variable.call_index)
 
 
 async def _value_of(variable: Variable) -> None:

@@ -20,7 +20,7 @@ from zipage_lang.loops import shared_loop
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.messages import KVUsage, LogprobEntry, Usage
 from zipage_lang.runtime.sampling_params import SamplingParams
-from zipage_lang.script_ends import cut_at_stop, end_of, render_chatml
+from zipage_lang.script_ends import cut_at_stop, end_of, render_chatml, split_thinking
 from zipage_lang.script_tokenizers import (
     EOS_TOKEN_ID,
     SPECIALS,
@@ -34,14 +34,25 @@ __all__ = [
     "Call",
     "Reply",
     "ScriptedBackend",
+    "StatefulBackend",
     "WordTokenizer",
+    "match",
     "render_chatml",
 ]
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One sample that was asked for."""
+    """One sample that was asked for, as it stands in `ScriptedBackend.calls`.
+
+    Parameters: the prompt as text and as token ids, and what came with it; of n samples each is a
+    call. Errors: none.
+
+    >>> backend = zipage.testing.ScriptedBackend("4")
+    >>> state = zipage.function(lambda s: s.append("2+2=" + zipage.gen("a"))).run(backend=backend)
+    >>> backend.calls[0].prompt
+    '2+2='
+    """
 
     prompt: str
     token_ids: list[int]
@@ -53,10 +64,20 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What a call gets: `text`, token by token, then the end of sequence or `error`.
+    """What a call gets: `text`, token by token, then the end of sequence or an error.
 
-    `gate` holds the first token back until the future is done. `token_delay_s` goes before each
-    token.
+    Parameters:
+        text: what is generated.
+        error: raised behind the last token.
+        gate: holds the first token back until this future is done.
+        token_delay_s: goes before each token.
+
+    Errors: none.
+
+    >>> reply = zipage.testing.Reply("2 and", error=RuntimeError("cut off"))
+    >>> zipage.function(lambda s: s.append(zipage.gen("a"))).run(
+    ...     backend=zipage.testing.ScriptedBackend(reply)).error()
+    RuntimeError('cut off')
     """
 
     text: str
@@ -68,12 +89,18 @@ class Reply:
 class ScriptedBackend:
     """A Backend whose replies are given.
 
-    `script`: a string, a Reply or an exception for every call; a list of them, used in the order of
-    the calls; a mapping from prompt endings (strings) or patterns searched in the prompt to any of
-    these; or a function of the Call. `token_logprob(context, token)` answers for the logprobs of
-    prompts, choices and drawn tokens. `tokenizer` is a ByteTokenizer unless given, `render` a
-    chat template. What was asked for stands in `calls`. Raises AssertionError, where the value is
-    read, for a call that the script has no reply for.
+    What was asked for stands in `calls`.
+
+    Parameters:
+        script: a string, a Reply or an exception for every call; a list of them, used in the order
+            of the calls; a mapping from prompt endings (strings) or patterns searched in the prompt
+            to any of these; or a function of the Call.
+        tokenizer: a ByteTokenizer unless given.
+        token_logprob: a function of (context, token) that answers for the logprobs of prompts,
+            choices and drawn tokens.
+        render: a chat template, as a function of (messages, add_generation_prompt).
+
+    Errors: AssertionError, where the value is read, for a call that the script has no reply for.
 
     >>> backend = zipage.testing.ScriptedBackend({"2+2=": "4", "3+3=": ValueError("no")})
     >>> zipage.function(lambda s: s.append("2+2=" + zipage.gen("a"))).run(backend=backend)["a"]
@@ -198,12 +225,15 @@ class ScriptedBackend:
     def _output(self, call: Call, token_ids: list[int], text: str, delta: str) -> RequestOutput:
         num_prompt = len(call.token_ids)
         logical_len = num_prompt + len(token_ids)
+        thinking, answer = split_thinking(text, call.sampling)
         return RequestOutput(
             request_id=f"call-{id(call)}",
             prompt_token_ids=call.token_ids,
             sample_index=call.sample_index,
             text=text,
             text_delta=delta,
+            thinking=thinking,
+            answer=answer,
             token_ids=token_ids,
             usage=Usage(prompt_tokens=num_prompt, completion_tokens=len(token_ids)),
             kv=KVUsage(logical_len=logical_len, resident_len=logical_len),
@@ -242,7 +272,8 @@ def _matching(script: Mapping[Any, Any], prompt: str) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """StatefulBackend is built on this module, so it is loaded when it is asked for."""
-    if name != "StatefulBackend":
+    """What is built on this module, or takes long to load, is loaded when it is asked for."""
+    homes = {"StatefulBackend": "scripted_states", "match": "grammar_match"}
+    if name not in homes:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module("zipage_lang.scripted_states").StatefulBackend
+    return getattr(importlib.import_module(f"zipage_lang.{homes[name]}"), name)

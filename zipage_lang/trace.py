@@ -1,46 +1,25 @@
-"""Tells the trace file what a run does: one object for the file, the run and each of its states.
+"""A trace file and the runs that write to it.
 
 A run without a trace has None in all these places, so tracing costs it one check each.
 Knows nothing of how states run, or of what a page makes of the lines.
 """
 
 import asyncio
-import dataclasses
-import functools
-import importlib.metadata
 import itertools
 import logging
 import os
-import platform
-import reprlib
 import threading
-import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol, Self
 
 from zipage_lang.loops import LoopBridge, done_future, new_future
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.sampling_params import SamplingParams
-from zipage_lang.trace_calls import CallTrace, reason_of
-from zipage_lang.trace_events import (
-    SCHEMA_VERSION,
-    Budget,
-    CallKind,
-    CallStart,
-    Cancel,
-    Event,
-    Failure,
-    Fork,
-    Join,
-    Note,
-    Role,
-    RunEnd,
-    RunStart,
-    Scratch,
-    Splice,
-    Text,
-)
+from zipage_lang.trace_calls import reason_of
+from zipage_lang.trace_events import SCHEMA_VERSION, Cancel, Event, Note, RunEnd, RunStart
+from zipage_lang.trace_node import NodeTrace
+from zipage_lang.trace_values import kv_fields, now, sampling_fields, shortened, versions
 from zipage_lang.trace_writer import TraceWriter
 
 ENVIRONMENT = "ZIPAGE_TRACE"
@@ -73,22 +52,20 @@ class Running(Protocol):
     async def drain(self) -> None: ...
 
 
-class Traced(Protocol):
-    """A state that may be given its place in the trace."""
-
-    trace: "NodeTrace | None"
-    error: BaseException | None
-
-
 class Trace:
     """A trace file that many runs may write to: `run(trace=Trace("runs.jsonl"))`.
 
     Lines are appended; close it (or use `with`) when the last run is over. `run(trace="a.jsonl")`
-    and the variable ZIPAGE_TRACE do that by themselves. Raises OSError when the file can't be
-    opened; later a full disk gives one logged warning and breaks nothing.
+    and the variable ZIPAGE_TRACE do that by themselves.
 
-        >>> hello = zipage.function(lambda s: s.__iadd__(zipage.gen("name")))
-        >>> with zipage.Trace("/dev/null") as trace: state = hello.run(trace=trace)
+    Parameters:
+        path: the file; its folder must exist.
+
+    Errors: OSError when the file can't be opened. Later a full disk or a file that was closed
+    gives one logged warning and breaks no run.
+
+    >>> with zipage.Trace("/dev/null") as trace:
+    ...     state = zipage.function(lambda s: s.append("Hi")).run(trace=trace)
     """
 
     def __init__(self, path: "str | os.PathLike[str]") -> None:
@@ -154,7 +131,7 @@ class Trace:
             args={name: shortened(value) for name, value in arguments.items()},
             seed=settings.root_seed,
             backend=type(settings.backend).__name__,
-            versions=_versions(),
+            versions=versions(),
             sampling=sampling_fields(settings.sampling),
             kv=kv_fields(settings.kv),
         )
@@ -245,127 +222,6 @@ class RunTrace:
         self._trace.end_run().add_done_callback(lambda _: ending.set_result(None))
 
 
-class NodeTrace:
-    """One state's lines. `core.trace` is this, or None when nobody traces."""
-
-    def __init__(self, run: RunTrace, node_id: int) -> None:
-        self.node_id = node_id
-        self._run = run
-        self._calls: dict[int, CallTrace] = {}
-        self._has_failed = False
-
-    def emit(self, kind: str, **data: Any) -> None:
-        """Write a line of another kind: "budget" and "scratch" have their own, all else is a note.
-
-        `data` may hold what JSON can; anything else is written as its repr.
-        """
-        if kind == "budget":
-            self._put(Budget, data=data)
-        else:
-            self._put(Note, kind=kind, data=data)
-
-    def item(self, item: Any) -> None:
-        """The author's text or a role is being appended; the other items have their own calls."""
-        match type(item).__name__:
-            case "Text" | "Keep":
-                self._put(Text, text=item.text)
-            case "RoleBegin" | "RoleEnd" as name:
-                self._put(Role, role=item.role, opens=name == "RoleBegin")
-
-    def start_gen(self, call: Any, num_prompt_tokens: int) -> None:
-        """A GenCall goes to the backend."""
-        self._start(
-            call,
-            num_prompt_tokens,
-            kind="gen",
-            name=call.node.name or "",
-            seed=call.sampling.seed,
-            sampling=sampling_fields(call.sampling),
-        )
-
-    def start_select(self, call: Any, num_prompt_tokens: int, kind: CallKind = "select") -> None:
-        """The choices of a SelectCall (or of one that only scores) go to the backend."""
-        self._start(
-            call,
-            num_prompt_tokens,
-            kind=kind,
-            name=call.node.name or "",
-            choices=list(call.node.choices),
-        )
-
-    def saw(self, call: Any, output: Any) -> None:
-        """One RequestOutput of the call, as it comes."""
-        live = self._calls.get(call.variable.call_index)
-        if live is not None:
-            live.saw(output)
-
-    def end_call(self, call: Any, scored: Any = None) -> None:
-        """The call is done; `scored` is the SelectOutput of a select."""
-        live = self._calls.pop(call.variable.call_index, None)
-        if live is not None:
-            live.end("ok", scored=scored)
-
-    def fail(self, item: Any, error: BaseException) -> None:
-        """`item` fails with `error`: its call ends, and so does the state, the first time."""
-        is_cancelled = isinstance(error, asyncio.CancelledError) or "Cancel" in type(error).__name__
-        live = self._calls.pop(getattr(getattr(item, "variable", None), "call_index", -1), None)
-        if live is not None:
-            live.end("cancelled" if is_cancelled else "error", error=error)
-        if not self._has_failed:
-            self._has_failed = True
-            self._put(Cancel, reason=reason_of(error)) if is_cancelled else self._put(
-                Failure, error=reason_of(error)
-            )
-        for branch in self._fork_of_failed(item):
-            branch.fail(None, error)
-
-    def fork(self, branches: Sequence[Traced], why: str = "fork", kv: Any = None) -> None:
-        """`branches` go on from here; each gets its own `trace`."""
-        nodes = [self._run.new_node() for _ in branches]
-        for branch, node in zip(branches, nodes, strict=True):
-            branch.trace = node
-        children = [node.node_id for node in nodes]
-        self._put(Fork, children=children, why=why, kv=kv_fields(kv) if kv is not None else {})
-        for branch, node in zip(branches, nodes, strict=True):
-            if branch.error is not None:  # given up before its fork was reached
-                node.fail(None, branch.error)
-
-    def join(self, branches: Sequence[Traced], mode: str) -> None:
-        """What `branches` made is being brought here."""
-        children = [branch.trace.node_id for branch in branches if branch.trace is not None]
-        self._put(Join, children=children, mode=mode)
-
-    def splice(self, branch: Traced) -> None:
-        """What `branch` said is being appended."""
-        if branch.trace is not None:
-            self._put(Splice, child=branch.trace.node_id)
-
-    def cancel(self, reason: str) -> None:
-        """This state is given up: a loser of a vote, a budget that ran out."""
-        self._has_failed = True
-        self._put(Cancel, reason=reason)
-
-    def scratch(self, *, begins: bool, state: Traced | None = None) -> None:
-        """Text that does not stay begins or ends, in `state` where it has one of its own."""
-        child = None if state is None or state.trace is None else state.trace.node_id
-        self._put(Scratch, begins=begins, child=child)
-
-    def _fork_of_failed(self, item: Any) -> "list[NodeTrace]":
-        branches = getattr(item, "branches", None)
-        if not branches:
-            return []
-        self.fork(branches)
-        return [branch.trace for branch in branches]
-
-    def _start(self, call: Any, num_prompt_tokens: int, **fields: Any) -> None:
-        index, kv = call.variable.call_index, kv_fields(call.kv)
-        self._calls[index] = CallTrace(self._put, index)
-        self._put(CallStart, call=index, prompt_tokens=num_prompt_tokens, kv=kv, **fields)
-
-    def _put(self, make: type[Event], **fields: Any) -> None:
-        self._run.put(make(t=now(), run=self._run.run_id, node=self.node_id, **fields))
-
-
 def open_trace(given: "str | os.PathLike[str] | Trace | None") -> Trace | None:
     """What `run(trace=...)` means; None asks the variable ZIPAGE_TRACE.
 
@@ -391,49 +247,3 @@ def _of_environment() -> Trace | None:
     except OSError as error:
         log.warning("%s=%s can't be written, so nothing is traced: %s", ENVIRONMENT, path, error)
         return None
-
-
-_CLOCK_OFFSET_S = time.time() - time.perf_counter()
-
-
-def now() -> float:
-    """Seconds since 1970 by a clock that never goes back within this process."""
-    return round(_CLOCK_OFFSET_S + time.perf_counter(), 6)
-
-
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = _short.maxlong = 200
-_short.maxlist = _short.maxtuple = _short.maxdict = _short.maxset = 10
-
-
-def shortened(value: Any) -> str:
-    """The repr of an argument, a few hundred characters at most."""
-    try:
-        text = _short.repr(value)
-    except Exception as error:  # any: it is the argument's own code
-        text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
-    return text if len(text) <= 500 else f"{text[:240]}...{text[-240:]}"
-
-
-_DEFAULT_SAMPLING = SamplingParams()
-
-
-def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
-    """The fields that say something else than the defaults; the seed has its own place."""
-    names = [field.name for field in dataclasses.fields(sampling) if field.name != "seed"]
-    values = {name: getattr(sampling, name) for name in names}
-    return {n: v for n, v in values.items() if v != getattr(_DEFAULT_SAMPLING, n)}
-
-
-def kv_fields(kv: KVParams) -> dict[str, Any]:
-    """The fields that were asked for."""
-    values = {field.name: getattr(kv, field.name) for field in dataclasses.fields(kv)}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
-    return {
-        "zipage-lang": importlib.metadata.version("zipage-lang"),
-        "python": platform.python_version(),
-    }

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from zipage_lang.thoughts import ThoughtMarks
 from zipage_lang.trace_events import (
     CacheHit,
     CallEnd,
@@ -24,9 +25,12 @@ MAX_REASON_LEN = 2000
 class CallTrace:
     """A call under way. `put(kind, **fields)` writes a line of the call's state."""
 
-    def __init__(self, put: Callable[..., None], call: int) -> None:
+    def __init__(
+        self, put: Callable[..., None], call: int, marks: ThoughtMarks | None = None
+    ) -> None:
         self._put = put
         self._call = call
+        self._marks = marks  # what tells a thought in texts whose thinking nobody watches
         self._began = time.perf_counter()
         self._has_token = False
         self._latest: dict[tuple[str, int], Any] = {}  # by request and sample: its last output
@@ -68,10 +72,25 @@ class CallTrace:
             tokens=sum(usage.completion_tokens for usage in usages) if scored is None else 0,
             prompt_tokens=sum(usage.prompt_tokens for usage in usages),
             cached_tokens=sum(usage.cached_tokens for usage in usages),
-            samples=[sample_of(output, scored) for output in outputs[: 1 if scored else None]],
+            samples=[self._sample(output) for output in outputs]
+            if scored is None
+            else [Sample(text=scored.choice, kv=kv_state(scored.kv))],
             choice=None if scored is None else scored.index,
             distribution=[] if scored is None else list(scored.distribution),
             error=None if error is None else reason_of(error),
+        )
+
+    def _sample(self, output: Any) -> Sample:
+        thinking, text = output.thinking, output.answer if output.thinking else output.text
+        if self._marks is not None:
+            thinking, text = self._marks.split(output.text)
+        return Sample(
+            text=text,
+            thinking=thinking or None,
+            tokens=output.usage.completion_tokens,
+            finish_reason=output.finish_reason,
+            logprob_mean=_mean_logprob(output.logprobs),
+            kv=kv_state(output.kv),
         )
 
     def _tell_reuse(self, usage: Any) -> None:
@@ -84,16 +103,9 @@ class CallTrace:
             )
 
 
-def sample_of(output: Any, scored: Any) -> Sample:
-    """What the trace keeps of an output; a select's text is the choice that won."""
-    return Sample(
-        text=output.text if scored is None else scored.choice,
-        thinking=getattr(output, "thinking", None),
-        tokens=output.usage.completion_tokens if scored is None else 0,
-        finish_reason=output.finish_reason,
-        logprob_mean=_mean_logprob(output.logprobs) if scored is None else None,
-        kv=KVState(**{name: getattr(output.kv, name) for name in KVState.__struct_fields__}),
-    )
+def kv_state(kv: Any) -> KVState:
+    """A messages.KVUsage as the trace has it."""
+    return KVState(**{name: getattr(kv, name) for name in KVState.__struct_fields__})
 
 
 def reason_of(error: BaseException) -> str:

@@ -3,7 +3,6 @@
 Knows nothing of programs, files or pages.
 """
 
-import json
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -40,9 +39,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kv: KVState = KVState()
 
 
-class Event(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event"
-):
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event"):
     """What all lines hold. `t`: seconds since 1970; `node`: a state of the run, 0 is its root."""
 
     t: Seconds
@@ -170,7 +167,7 @@ class Budget(Event, tag="budget", frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Scratch(Event, tag="scratch", frozen=True, kw_only=True, omit_defaults=True):
-    """Text that does not stay begins or ends; `child` is its state, where it has its own."""
+    """Text that does not stay begins or ends; it is in the state `child`."""
 
     begins: bool
     child: Count | None = None
@@ -231,9 +228,7 @@ def encode_event(event: Event) -> bytes:
     try:
         return _encoder.encode(event)
     except UnicodeEncodeError:  # a lone surrogate, which no JSON text may hold
-        plain = msgspec.to_builtins(event, enc_hook=repr)
-        text = json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
-        return text.encode("utf-8", "replace")
+        return _encoder.encode(_encodable(msgspec.to_builtins(event, enc_hook=repr)))
 
 
 def decode_event(line: bytes) -> AnyEvent:
@@ -242,3 +237,15 @@ def decode_event(line: bytes) -> AnyEvent:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadLineError(str(error)) from error
+
+
+def _encodable(value: Any) -> Any:
+    """`value` with a question mark for each surrogate in its strings."""
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case dict():
+            return {_encodable(name): _encodable(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_encodable(item) for item in value]
+    return value

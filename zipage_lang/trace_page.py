@@ -1,12 +1,13 @@
 """Makes one self-contained HTML page of a trace's tree: no outside requests, no build step.
 
-Knows nothing of trace files, of running programs or of how the page draws.
+Knows nothing of running programs or of how the page draws.
 """
 
 import html
 import importlib.resources
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,7 +25,14 @@ from zipage_lang.trace_events import (
     Splice,
     Text,
 )
-from zipage_lang.trace_reader import CallRecord, NodeRecord, RunRecord, TraceTree, problems
+from zipage_lang.trace_reader import (
+    CallRecord,
+    NodeRecord,
+    RunRecord,
+    TraceTree,
+    problems,
+    read_trace,
+)
 
 MAX_TEXT_LEN = 300_000  # characters of one text that the page holds
 MAX_TEXTS_LEN = 24_000_000  # characters of all; texts beyond it are cut to MAX_LATE_TEXT_LEN
@@ -36,12 +44,31 @@ _UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", 
 
 def render_page(tree: TraceTree, source: str) -> str:
     """The page's HTML. `source` is the trace file's name, which the page shows."""
-    template = importlib.resources.files("zipage_lang").joinpath("trace_template.html").read_text()
+    template = (
+        importlib.resources.files("zipage_lang").joinpath("trace_template.html").read_text("utf-8")
+    )
     data = json.dumps(page_data(tree, source), ensure_ascii=False, separators=(",", ":"))
     for sign, escape in _UNSAFE.items():
         data = data.replace(sign, escape)
     before, _, after = template.partition(_DATA)
     return before.replace(_TITLE, html.escape(_title(tree, source))) + data + after
+
+
+def make_page(file: Path, out: Path, num_last_runs: int | None = None) -> tuple[Path, list[str]]:
+    """Write the page of the trace `file` to `out`; returns where it lies and what was skipped.
+
+    Raises ValueError for a file without any event, or when `out` is the trace itself; OSError
+    where a file can't be read or written.
+    """
+    if out.resolve() == file.resolve():
+        raise ValueError(f"{out} is the trace itself; name another file with -o")
+    tree = read_trace(file)
+    if not tree.num_events:
+        why = f": {problems(tree)[0]}" if tree.num_bad_lines else ""
+        raise ValueError(f"{file} holds no events of a trace{why}")
+    shown = tree if num_last_runs is None else tree.last_runs(num_last_runs)
+    out.write_text(render_page(shown, file.name), encoding="utf-8")
+    return out, problems(tree)
 
 
 def page_data(tree: TraceTree, source: str) -> dict[str, Any]:
@@ -92,7 +119,8 @@ class _Nodes:
         return [self._node(index, node) for index, node in enumerate(self._tree.nodes)]
 
     def _node(self, index: int, node: NodeRecord) -> dict[str, Any]:
-        steps, placed = [], set()
+        steps: list[dict[str, Any]] = []
+        placed: set[int] = set()
         for step in node.steps:
             made = self._step(node, index, step)
             placed.update(made.get("children", ()) if made["k"] == "fork" else ())
@@ -150,7 +178,7 @@ class _Nodes:
             "kind": start.kind,
             "name": start.name,
             "call": start.call,
-            "prompt": end.prompt_tokens if end else start.prompt_tokens,
+            "prompt": (end.prompt_tokens if end else 0) or start.prompt_tokens,
             "cached": call.cached_tokens,
             "tokens": end.tokens if end else 0,
             "status": end.status if end else "open",

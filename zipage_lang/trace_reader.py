@@ -223,7 +223,7 @@ class _Builder:
     def _fork(self, run: int, parent: int, event: Fork) -> None:
         for place, node_id in enumerate(event.children):
             if (run, node_id) not in self._nodes:  # else it has a parent, or would be its own
-                label = f"branch {place}" if event.why == "fork" else f"{event.why} {place}"
+                label = "scratch" if event.why == "scratch" else f"branch {place}"
                 self._add_node(run, node_id, parent, label, event.why)
 
     def _run(self, run_id: str) -> int:
@@ -254,7 +254,7 @@ def problems(tree: TraceTree) -> list[str]:
     if tree.num_bad_lines:
         first = tree.bad_lines[0]
         found.append(
-            f"{tree.num_bad_lines} lines are no events and were skipped; the first is line "
+            f"lines skipped, since they are no events: {tree.num_bad_lines}; the first is line "
             f"{first.number}: {first.reason}"
         )
     if tree.num_lost:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from zipage_lang.runtime.kv_params import KVParams, KVSettings
 from zipage_lang.runtime.sampling_params import MAX_LOGPROBS, MAX_SAMPLES, SamplingParams
+from zipage_lang.runtime.think_params import ThinkParams
 
 WHOLE = "must be a whole number"
 NUMBER = "must be a number"
@@ -75,6 +76,7 @@ BAD_SAMPLING = [
     ("logit_bias", {7: 101.0}, FINITE),
     ("logit_bias", {7: math.nan}, FINITE),
     ("logit_bias", {7: "up"}, NUMBER),
+    ("think", {"max_tokens": 8}, "must be a ThinkParams"),
 ]
 
 GOOD_SAMPLING = {
@@ -97,6 +99,12 @@ GOOD_SAMPLING = {
     "prompt_logprobs_start": [0, 10**6],
     "logit_bias": [None, {}, {0: -100, 7: 100.0}],
     "skip_special_tokens": [True, False],
+    "regex": [None, "a+"],
+    "json_schema": [None, '{"type":"object"}', "true"],
+    "json_any_whitespace": [True, False],
+    "ebnf": [None, 'root ::= "a"'],
+    "lark": [None],
+    "think": [None, ThinkParams(), ThinkParams(max_tokens=0, starts_inside=True)],
 }
 
 BAD_KV = [
@@ -260,3 +268,23 @@ def test_signature_differs_with_what_the_compacted_state_depends_on(change):
 
 def test_signature_ignores_whether_compacted_nodes_may_be_reused():
     assert dataclasses.replace(SETTINGS, reuse="exact").signature() == SETTINGS.signature()
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"max_tokens": -1}, "think max_tokens=-1 must be a whole number"),
+        ({"min_tokens": 1.5}, "think min_tokens=1.5 must be a whole number"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens=4 is above its max_tokens=3"),
+        ({"end_text": ""}, "think tag '' must be a text"),
+        ({"start_text": " <think>"}, "without whitespace around it"),
+        ({"tool_starts": "<tool>"}, "tool_starts='<tool>' must be a list"),
+        ({"end_token_ids": ["a"]}, "think end_token_ids='a' must be a whole number"),
+        ({"closing_text": "enough"}, "must hold the end tag '</think>' once"),
+        ({"starts_inside": 1}, "starts_inside=1 must be True or False"),
+        ({"end_txt": "</t>"}, "did you mean 'end_text'"),
+    ],
+)
+def test_bad_think_params_are_refused_with_the_fix(fields, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        ThinkParams(**fields)

@@ -168,7 +168,7 @@ class TestSelect:
         assert meta.scores == pytest.approx([-5.0, -0.1])
         assert sum(meta.distribution) == pytest.approx(1.0)
         assert meta.logprobs[1] == [-0.1] * 3
-        assert meta.compactions == 0
+        assert meta.is_exact
 
     def test_unconditional_scores_ask_for_the_choices_alone(self):
         state, backend = self.run("unconditional_likelihood_normalized")

@@ -254,3 +254,28 @@ class TestSeparateReasoning:
     def test_an_unknown_family_of_models_is_refused(self):
         with pytest.raises(ValueError, match="deepseek-r1"):
             zipage.separate_reasoning(zipage.gen("a"), model_type="gpt-9")
+
+
+class TestThinking:
+    """`gen(think=...)`: the engine watches; the text keeps the thought, the value does not."""
+
+    def test_the_value_is_the_answer_and_meta_has_the_thought(self):
+        state = run("<think>hm</think>\n\nyes", "Q ", zipage.gen("a", think={"max_tokens": 9}))
+        assert (state["a"], state.meta("a").thinking) == ("yes", "hm")
+        assert state.text() == "Q <think>hm</think>\n\nyes"
+
+    def test_a_typed_answer_is_read_behind_the_thought(self):
+        think = zipage.ThinkParams(max_tokens=9)
+        state = run("<think>6 * 7 = 42</think>43.", zipage.gen("a", type=int, think=think))
+        assert state["a"] == 43
+        assert state.text().endswith("</think>43")
+
+    def test_a_thought_that_never_ends_gives_no_value(self):
+        think = zipage.ThinkParams(starts_inside=True)
+        state = run("6 * 7", zipage.gen("a", type=int, think=think))
+        with pytest.raises(zipage.ParseError, match="'' is no int"):
+            state["a"]
+
+    def test_a_field_that_is_not_known_is_refused_where_gen_is_written(self):
+        with pytest.raises(ValueError, match="max_tokens"):
+            zipage.gen("a", think={"max_token": 9})

@@ -120,6 +120,51 @@ def test_one_pass_equals_its_twin(device, tail_lens, chunk, sizes):
     assert_close(similarity, wanted_similarity)
 
 
+FAMILIES = {  # indices in a chunk of 256, in tiles of 64, of keys that are alike; others are not
+    "none": [],
+    "all": [range(256)],
+    "every other": [range(0, 256, 2)],
+    "across the tiles' borders": [(63, 64), (127, 128), (191, 192), (0, 255)],
+    "old ones": [(5, 9), (20, 100), (70, 150, 230)],
+    "ends of tiles": [(0, 63, 64, 127, 128, 191, 192, 255)],
+    "many small ones": [range(first, 240, 24) for first in range(24)],
+}  # fmt: skip
+NEWER_BY = {"one each": 1, "millions each": 8_000_000}
+
+
+@pytest.mark.parametrize("step", NEWER_BY)
+@pytest.mark.parametrize("families", FAMILIES)
+def test_newest_similar_key_is_found_wherever_it_lies(device, families, step):
+    world = World((256, 250), device, heads=1, group=1, head_dim=128, num_queries=1)
+    generator = torch.Generator().manual_seed(3)
+    keys = torch.randn(2, 256, 128, generator=generator)  # no cosine reaches 0.5
+    for family in FAMILIES[families]:
+        sizes = torch.rand(2, len(family), 1, generator=generator) + 0.5
+        keys[:, list(family)] = keys[:, family[0], None] * sizes
+    for row, tail_len in enumerate((256, 250)):
+        own = world.slots[row, :tail_len]
+        world.kv[own // 16, 0, own % 16, 0] = keys[row, :tail_len].bfloat16().to(device)
+    world.slots[0, 60:70] = -1  # holes in the middle
+    world.positions[1] = torch.arange(256, device=device) + FIRST_POSITION
+    world.positions *= NEWER_BY[step]
+    _, found = scores.mass_and_similarity(*world.tail, world.queries, SCALE, 256, 0.7)
+    assert_close(found, reference.lightning_similarity(*world.tail, 256, 0.7))
+
+
+def test_chunk_without_keys_scores_zero(device):
+    world = World((40, 5), device, heads=1)
+    results = scores.mass_and_similarity(*world.tail, world.queries, SCALE, 16, 0.5)
+    assert all((result[1, :, 16:] == 0).all() for result in results)
+
+
+def test_float16_keys_equal_their_twin(device):
+    world = World((40, 23), device, heads=1, dtype=torch.float16)
+    rest = (world.queries, SCALE, 16, world.threshold(16))
+    found = scores.mass_and_similarity(*world.tail, *rest)
+    for part, wanted in zip(found, reference.mass_and_similarity(*world.tail, *rest), strict=True):
+        assert_close(part, wanted)
+
+
 @pytest.mark.parametrize(("dtype", "group"), [(BF16, 3), (FP32, 1)])
 def test_attention_mass_equals_its_twin(device, dtype, group):
     world = World((90, 31), device, group=group, head_dim=24, dtype=dtype)

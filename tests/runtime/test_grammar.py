@@ -1,0 +1,115 @@
+"""Bad grammars are refused with their fault and its place; good ones keep Python's meaning."""
+
+import json
+import re
+
+import pytest
+
+from zipage_lang.runtime.grammar import GrammarCompiler, GrammarError, new_matcher, portable_regex
+from zipage_lang.runtime.grammar_source import GrammarSource
+from zipage_lang.runtime.sampling_params import SamplingParams
+from zipage_lang.runtime.vocabulary import Vocabulary
+
+EOS = 256
+BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b"</s>"), frozenset({EOS}))
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    return GrammarCompiler(BYTES, [EOS])
+
+
+def matches(compiler, source, text):
+    matcher = new_matcher(compiler.compile(source))
+    return bool(text == "" or matcher.accept_string(text)) and matcher.is_completed()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        ("regex", "a(b", r"bad regex: missing \).* at position 1"),
+        ("regex", "*a", "bad regex: nothing to repeat at position 0"),
+        ("regex", "[z-a]", "bad regex: bad character range z-a at position 1"),
+        ("regex", "(?=a)b", "bad regex: .*position 3: Lookahead is not supported"),
+        ("regex", r"(a)\1", "bad regex: .*Backreference is not supported"),
+        ("regex", "a$b", r"bad regex: '\$' at position 1"),
+        ("regex", "(^a)", r"bad regex: '\^' at position 1"),
+        ("ebnf", 'root ::= "a" b', 'bad ebnf: .*line 1, column 14: Rule "b" is not defined'),
+        ("ebnf", 'start: "a"', "bad ebnf: .*line 1, column 6: Unexpected character"),
+        ("ebnf", 'x ::= "a"', 'bad ebnf: .*root rule with name "root" is not found'),
+        ("json_schema", '{"type":"objec"}', 'bad json_schema: Unsupported type "objec"'),
+        ("json_schema", '{"$ref":"#/x"}', "bad json_schema: Cannot find field x"),
+        ("json_schema", '{"enum":[]}', "bad json_schema: enum array must not be empty"),
+        ("json_schema", '{"minimum":5,"maximum":3,"type":"integer"}', "bad json_schema: .*range"),
+        ("json_schema", '{"type":"string","pattern":"("}', "bad json_schema: .*not closed"),
+    ],
+)
+def test_a_bad_grammar_is_told_with_its_fault_and_place(compiler, kind, text, told):
+    with pytest.raises(GrammarError, match=told) as raised:
+        compiler.compile(GrammarSource(kind, text))
+    assert "/project" not in str(raised.value)
+    assert matches(compiler, GrammarSource("regex", "ab"), "ab")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"regex": "a" * 1_000_000}, "regex has 1000000 bytes; at most 65536"),
+        ({"ebnf": "(" * 65}, "ebnf nests more than 64 brackets at character 64"),
+        ({"json_schema": '[{"a":' * 3000}, "json_schema is no JSON|nests more than"),
+        ({"json_schema": {"properties": {f"p{i}": {} for i in range(501)}}}, "501 entries"),
+        ({"json_schema": "{"}, "json_schema is no JSON: .*line 1 column 2"),
+        ({"json_schema": 3}, "must be an object"),
+        ({"json_schema": {"const": object()}}, "can't be written as JSON"),
+        ({"regex": ""}, "regex is empty"),
+        ({"regex": 7}, "must be a string"),
+        ({"regex": "\ud800"}, "lone surrogate at character 0"),
+        ({"regex": "a", "ebnf": "b"}, "regex and ebnf can't be combined"),
+        ({"lark": "start: A"}, "lark grammars are not supported; write it as ebnf"),
+        ({"regex": "a", "ignore_eos": True}, "ignore_eos=True can't be combined with regex"),
+        ({"json_any_whitespace": 1}, "must be True or False"),
+    ],
+)
+def test_a_grammar_that_could_not_be_compiled_in_time_is_refused_at_once(fields, told):
+    with pytest.raises(ValueError, match=told):
+        SamplingParams(**fields)
+
+
+def test_a_schema_that_nests_deeply_is_refused_whatever_its_form():
+    schema = {}
+    for _ in range(70):
+        schema = {"properties": {"a": schema}}
+    for form in (schema, json.dumps(schema)):
+        with pytest.raises(ValueError, match="nests more than 64 levels"):
+            SamplingParams(json_schema=form)
+
+
+def test_a_schema_has_one_form_and_keeps_the_order_of_its_properties():
+    schema = {"properties": {"b": {}, "a": {}}, "type": "object"}
+    compact = '{"properties":{"b":{},"a":{}},"type":"object"}'
+    assert SamplingParams(json_schema=schema).json_schema == compact
+    assert SamplingParams(json_schema=json.dumps(schema, indent=3)).json_schema == compact
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        (".", ["a", "\n", "é", "."]),
+        (r"\.[.\n]", [".\n", "a.", ".."]),
+        (r"[]a]+", ["]a", "b"]),
+        (r"[^]a]+", ["]", "b"]),
+        ("^ab$", ["ab", "abc"]),
+        (r"[$^.]", ["$", "^", ".", "a"]),
+        (r"\$\^", ["$^", "$"]),
+        ("a*?b", ["aab", "a"]),
+        (r"(?:\d{2}|x)", ["12", "x", "1"]),
+    ],
+)
+def test_a_regex_means_what_it_means_in_python(compiler, pattern, texts):
+    for text in texts:
+        expected = re.fullmatch(pattern, text) is not None
+        assert matches(compiler, GrammarSource("regex", pattern), text) is expected, text
+
+
+def test_portable_regex_changes_free_dots_only():
+    assert portable_regex(r"a.[.]\..") == r"a[^\n][.]\.[^\n]"
