@@ -1,16 +1,17 @@
 """Self-consistency: ask one question, think about it several times, let the answers vote.
 
+Chains begin as others end; the vote is over as soon as nothing can change its winner, and chains
+that still think, or have not begun, are stopped.
 All chains share the prompt's KV cache; what each one adds is compacted as it grows, so that a chain
 holds at most `budget` + `interval` slots beyond the prompt, however long it thinks.
 
-    python examples/self_consistency.py --samples 8 --budget 48
+    python examples/self_consistency.py --samples 12 --at-once 4 --budget 48
 """
 
 import argparse
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -52,54 +53,73 @@ RIGHT_ANSWER = "10"
 
 
 @zipage.function
-def self_consistency(s, question: str, samples: int, watch: Callable[[int], None]):
+def self_consistency(s, question: str, samples: int, watch: Callable[[int, int], None]):
     s += zipage.system(TASK)
     for worked_question, reasoning in WORKED:
         s += zipage.user(worked_question) + zipage.assistant(reasoning)
     s += zipage.user(question)
-    chains = s.fork(samples)
-    chains += zipage.assistant(zipage.gen("chain"))
-    for delta in chains.deltas():
-        watch(delta.num_tokens)
-    chains.join()
-    return Counter(answer_in(chain) for chain in s["chain"])
+
+    async def think(chain):
+        chain += zipage.assistant(zipage.gen("chain"))
+        async for _, call in chain.text_async_iter("chain", return_meta_data=True):
+            watch(chain.index, call["completion_tokens"])
+        watch(chain.index, (await chain.meta("chain")).usage.completion_tokens)
+        return await chain["chain"]
+
+    return zipage.vote(s, samples, think, key=answer_in)
 
 
-def answer_in(chain: str) -> str:
-    """The number the chain ends with; "none" where it came to no answer."""
+def answer_in(chain: str) -> str | None:
+    """The number the chain ends with; None, which is no vote, where it came to no answer."""
     found = re.findall(r"answer is\D{0,20}?(-?\d[\d,]*)", chain)
-    return found[-1].replace(",", "").rstrip(",") if found else "none"
+    return found[-1].replace(",", "") if found else None
 
 
-def progress_bar(console: Console) -> Progress:
-    columns = (TextColumn("[bold]thinking"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TextColumn("tokens"), TimeElapsedColumn(), console=console)
+class TokenBar:
+    """A progress bar over the tokens of all chains; remembers how many each has drawn."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        columns = (TextColumn("[bold]thinking"), BarColumn(), MofNCompleteColumn())
+        columns = (*columns, TextColumn("tokens"), TimeElapsedColumn())
+        self.bar = Progress(*columns, console=console)
+        self.task = self.bar.add_task("", total=total)
+        self.num_tokens: dict[int, int] = {}
+
+    def watch(self, chain: int, num_tokens: int) -> None:
+        self.num_tokens[chain] = num_tokens
+        self.bar.update(self.task, completed=sum(self.num_tokens.values()))
+
+    def finish(self) -> None:
+        """Full, though some chains ended early."""
+        self.bar.update(self.task, total=sum(self.num_tokens.values()))
 
 
-def table_of(outputs: Sequence[RequestOutput], votes: Counter[str], seconds: float) -> Table:
+def table_of(result: zipage.VoteResult, num_tokens: dict[int, int], seconds: float) -> Table:
     """One row for each chain, and the sums. KV slots are counted per layer and KV head."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in ("chain", "answer", "votes", "tokens", "prefix\nreused", "compac-\ntions"):
+    for name in ("chain", "answer", "tokens", "prefix\nreused", "compac-\ntions"):
         table.add_column(name, justify="right")
     for name in ("KV\nkept", "KV\ndrop", "resident\n/logical", "tok/s"):
         table.add_column(name, justify="right")
-    for number, output in enumerate(outputs):
-        answer = answer_in(output.text)
-        table.add_row(str(number), answer, str(votes[answer]), *costs([output]))
+    outputs = []
+    for chain, text in enumerate(result.answers):
+        drawn = str(num_tokens.get(chain, 0))
+        if text is None:  # no output: it was stopped, or it failed
+            table.add_row(str(chain), "stopped", drawn)
+            continue
+        outputs.append(result.branches[chain].meta("chain"))
+        table.add_row(str(chain), answer_in(text) or "none", drawn, *costs(outputs[-1:]))
     table.add_section()
-    winner, num_votes = votes.most_common(1)[0]
-    total = sum(output.usage.completion_tokens for output in outputs)
-    share = f"{num_votes} of {len(outputs)}"
-    table.add_row("all", winner, share, *costs(outputs), f"{total / seconds:.1f}")
+    total = sum(num_tokens.values())
+    table.add_row("all", str(result.winner), str(total), *costs(outputs), f"{total / seconds:.1f}")
     return table
 
 
-def costs(outputs: Sequence[RequestOutput]) -> list[str]:
-    """Tokens, prefix tokens reused, compactions, tail slots kept, dropped, resident/logical."""
+def costs(outputs: list[RequestOutput]) -> list[str]:
+    """Prefix tokens reused, compactions, tail slots kept, dropped, resident/logical."""
     resident = sum(output.kv.resident_len for output in outputs)
     logical = sum(output.kv.logical_len for output in outputs)
     return [
-        str(sum(output.usage.completion_tokens for output in outputs)),
         str(sum(output.usage.cached_tokens for output in outputs)),
         str(sum(output.kv.compactions for output in outputs)),
         str(resident - sum(output.kv.protected_len for output in outputs)),
@@ -113,7 +133,8 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="smollm2-135m", help="name, folder or GGUF file")
-    parser.add_argument("--samples", type=int, default=8, help="chains of thought")
+    parser.add_argument("--samples", type=int, default=12, help="chains of thought")
+    parser.add_argument("--at-once", type=int, default=4, help="chains that think side by side")
     parser.add_argument("--budget", type=int, default=48, help="KV slots a chain keeps")
     parser.add_argument("--interval", type=int, default=16, help="slots that may pile up on top")
     parser.add_argument("--max-tokens", type=int, default=200, help="tokens of a chain at most")
@@ -125,36 +146,35 @@ def main() -> None:
     options = parse_arguments()
     console = Console()
     with console.status(f"starting {options.model}"):
-        engine = zipage.Engine(
-            options.model,
-            kv_mode="fixed",
-            kv_budget=options.budget,
-            evict_interval=options.interval,
-            policy="zipage",
-        )
-    with engine:
-        report(options, engine, console)
+        engine = zipage.Engine(options.model, max_running=options.at_once)
+    with engine as running:
+        report(options, running, console)
 
 
 def report(options: argparse.Namespace, engine: zipage.Engine, console: Console) -> None:
     start = time.perf_counter()
-    with progress_bar(console) as progress:
-        task = progress.add_task("", total=options.samples * options.max_tokens)
-        state = self_consistency.run(
+    tokens = TokenBar(console, options.samples * options.max_tokens)
+    with tokens.bar:
+        result = self_consistency.run(
             QUESTION,
             options.samples,
-            lambda num_tokens: progress.advance(task, num_tokens),
+            tokens.watch,
             backend=engine,
+            kv=zipage.KV(mode="fixed", budget=options.budget, interval=options.interval),
             seed=options.seed,
             max_tokens=options.max_tokens,
             temperature=0.5,
             top_p=0.95,
-        )
+        ).ret_value
         seconds = time.perf_counter() - start
-        progress.update(task, total=progress.tasks[task].completed)  # some chains ended early
+        tokens.finish()
     console.print(f"[bold]Question:[/bold] {QUESTION}")
-    console.print(f"[bold]Chain 0:[/bold] {state['chain'][0].strip()}")
-    console.print(table_of(state.meta("chain"), state.ret_value, seconds))
+    if result.branch is not None:
+        chain = result.answers[result.branch.index].strip()
+        console.print(f"[bold]Chain {result.branch.index}:[/bold] {chain}")
+    console.print(table_of(result, tokens.num_tokens, seconds))
+    votes = f"{result.counts.get(result.winner, 0)} of {sum(result.counts.values())} votes"
+    console.print(f"{votes} for {result.winner}; {result.num_stopped} chains stopped early.")
     console.print(f"The right answer is {RIGHT_ANSWER}.")
 
 

@@ -12,6 +12,8 @@ from zipage_lang.kernels.backend import ScoreBlend, TailRows
 from zipage_lang.kernels.compact import carry_out, empty_moves, place_kept
 from zipage_lang.kernels.select import is_protected, kept_slots, row_config
 
+_MAX_REGISTERS = 40  # three programs of 16 warps share an SM: each waits at a barrier per bit
+_MOST_SLOTS = 4096  # that fit those registers
 _NO_POSITION = tl.constexpr(0x7FFF_FFFF)
 
 
@@ -59,9 +61,14 @@ def compact_blend(
         mass_weight,
         HEADS=num_kv_heads,
         REACH=pool_kernel // 2,
-        **row_config(max_tail),
+        **_config(max_tail),
     )
     carry_out(kv_blocks, moves)
+
+
+def _config(max_tail: int) -> dict[str, int]:
+    config = row_config(max_tail)
+    return config if config["SLOTS"] > _MOST_SLOTS else {**config, "maxnreg": _MAX_REGISTERS}
 
 
 @triton.jit(do_not_specialize=["max_tail", "most", "num_recent", "num_sinks"])

@@ -250,10 +250,11 @@ def _note_norms(
         square = tl.sum(tl.where(itself, product, 0.0), axis=1)
         square = tl.maximum(square, _TINY_NORM * _TINY_NORM)
         real = tl.load(inverses + own)
-        inverse = tl.rsqrt(square)
+        inverse = tl.rsqrt(square)  # approximate, so refined once
+        inverse = inverse * (1.5 - 0.5 * square * inverse * inverse)
         tl.debug_barrier()  # all threads that hold a row have read
         tl.store(inverses + own, inverse * real)
-        tl.store(offsets + own, tl.where(real > 0, inverse * square * -threshold, -float("inf")))
+        tl.store(offsets + own, tl.where(real > 0, square * inverse * -threshold, -float("inf")))
         tl.debug_barrier()  # what one thread noted, another reads
         excess = product * tl.load(inverses + own)[None, :] + tl.load(offsets + own)[:, None]
         hits = hits + (_is_any_positive(tl.where(itself, -1.0, excess)),)
@@ -281,8 +282,8 @@ def _drop_in_group(
 ):
     """Takes from the newest keys' sums what keys whose newest similar key is one of them drop.
 
-    Notes which keys stay open. Returns bit tile * TILES + tile for every tile where one is, and bit
-    tile * TILES + tile + TILES * TILES where it has a similar key in its own tile.
+    Notes which keys stay open. Returns bit `tile` for every tile where one is, and bit TILES + tile
+    where it has a similar key in its own tile.
     """
     lane = tl.arange(0, TILE)
     column = tl.load(group + tl.arange(0, _GROUP)).to(tl.int32, bitcast=True)
@@ -305,11 +306,11 @@ def _drop_in_group(
         lost += tl.where(is_it, cosine * inverse[:, None], 0.0)
         is_open = (inverse > 0) & (best <= newest_outside)
         tl.store(opens + own, tl.where(is_open, 0, _SIGN).to(tl.float32, bitcast=True))
-        open_bit = 1 << (tile * TILES + tile)
-        bits |= tl.where(is_open, open_bit, 0)
-        bits |= tl.where(is_open & hits[tile], open_bit << (TILES * TILES), 0)
+        bits |= tl.where(is_open, 1 << tile, 0)
+        bits |= tl.where(is_open & hits[tile], 1 << (TILES + tile), 0)
     taken = -_to_fixed(tl.sum(lost, axis=0))
     tl.atomic_add(fixed_sums + column, taken, mask=taken != 0, sem="relaxed", scope="cta")
+    tl.debug_barrier()  # what one thread noted, another reads
     return tl.reduce(bits, 0, _either)
 
 
@@ -324,9 +325,7 @@ def _similar_tiles(keys, inverses, offsets, opens, found, TILE: tl.constexpr, TI
         inverse = tl.load(inverses + other * TILE + lane)
         closed = tl.load(opens + other * TILE + lane).to(tl.int32, bitcast=True)
         for tile in tl.static_range(other):
-            own_bit = 1 << (tile * TILES + tile)
-            other_bit = 1 << (other * TILES + other)
-            if (found & (own_bit | other_bit)) != 0:
+            if (found & ((1 << tile) | (1 << other))) != 0:
                 offset = tl.load(offsets + tile * TILE + lane)
                 is_open = tl.load(opens + tile * TILE + lane).to(tl.int32, bitcast=True) >= 0
                 excess = products(keys[tile], keys[other]) * inverse[None, :] + offset[:, None]
@@ -334,7 +333,10 @@ def _similar_tiles(keys, inverses, offsets, opens, found, TILE: tl.constexpr, TI
                 similar |= tl.where(is_any & is_open, 1 << (tile * TILES + other), 0)
                 is_any = _is_any_positive_of(excess, closed[None, :])
                 similar |= tl.where(is_any, 1 << (other * TILES + tile), 0)
-    return tl.reduce(similar, 0, _either) | (found >> (TILES * TILES))
+    result = tl.reduce(similar, 0, _either)
+    for tile in tl.static_range(TILES):
+        result |= ((found >> (TILES + tile)) & 1) << (tile * TILES + tile)
+    return result
 
 
 @triton.jit

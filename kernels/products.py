@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 
 from zipage_lang.kernels import fused_ops
 from zipage_lang.kernels.hopper.build import KernelsUnavailableError
+from zipage_lang.kernels.hopper.choose import is_faster
 from zipage_lang.kernels.hopper.library import load
 from zipage_lang.kernels.hopper.linear import GATE_GROUP, HopperLinear
 
@@ -56,14 +57,14 @@ class CardProducts:
     @staticmethod
     def linear(x: Tensor, prepared: PreparedProduct) -> Tensor:
         """x [num_rows, in_size] times the weight, [num_rows, out_size]."""
-        if prepared.hopper is not None and _suits_hopper(x):
+        if _suits_hopper(x, prepared):
             return prepared.hopper(x)
         return linear(x, prepared.weight, prepared.bias)
 
     @staticmethod
     def gated_linear(x: Tensor, prepared: PreparedProduct) -> Tensor:
         """silu(gate) * up, [num_rows, out_size / 2], in one kernel for a decode batch."""
-        if prepared.hopper is not None and _suits_hopper(x):
+        if _suits_hopper(x, prepared):
             return prepared.hopper(x)
         gate_up = linear(x, prepared.weight, prepared.bias)  # [num_rows, out_size]
         if prepared.hopper is not None:
@@ -76,10 +77,12 @@ class CardProducts:
         return HopperLinear.prepare(weight, bias, gated)
 
 
-def _suits_hopper(x: Tensor) -> bool:
+def _suits_hopper(x: Tensor, prepared: PreparedProduct) -> bool:
     """Few rows, each of them starting at 16 bytes as the copy engine asks."""
+    if prepared.hopper is None or len(x) > MAX_ROWS:
+        return False
     is_aligned = x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and x.stride(1) == 1
-    return len(x) <= MAX_ROWS and is_aligned
+    return is_aligned and is_faster(len(x), *prepared.weight.shape)
 
 
 def _can_load() -> bool:

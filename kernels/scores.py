@@ -140,18 +140,20 @@ def mass_and_similarity(
     chunk: int,
     threshold: float,
 ) -> tuple[Tensor, Tensor]:
-    """See the twin. One launch: reads each 16-bit key once, writes 8 bytes a key and head.
+    """See the twin. One launch: reads each bfloat16 key once, writes 8 bytes a key and head.
 
     One program per (row, KV head, chunk of up to 256 slots) holds the chunk's keys in shared
-    memory and compares each with all. Counted at 256 slots of 128 dimensions, 64 query columns:
-        bytes    64 KiB of keys from memory; 16 KiB of queries and 12 of the rest from the L2
-        products 16.8 MFLOP of keys with keys and 4.2 of queries with keys: 320 FLOP a byte of
-                 keys, where an H200 breaks even near 230 at its tensor cores' peak
-        vector   4 operations a pair of keys, 262,144; 2.5 a key and column, 40,960; 3 a key's
-                 element, 98,304; and 4,096 exponentials
-    With addresses, reductions and descriptors that is about 33,000 warp instructions, of which an
-    SM issues 4 a cycle: instructions bind this kernel, then products, then bandwidth.
-    Longer chunks and float32 keys take the separate kernels, and their keys are read more often.
+    memory; `chunk_kernels` says how it avoids comparing all with all. Counted at 256 slots of 128
+    dimensions and 64 query columns, with bytes of the rest (queries, notes) in the L2:
+        bytes         64 KiB of keys from memory
+        products      4.2 MFLOP of queries with keys, 4.2 of each tile with itself, 3.1 slim ones,
+                      and up to 6.3 of tiles with one another where keys stay open
+        instructions  20,000 of warps where all find their newest similar key among the newest 16,
+                      24,000 where no key has one, and 2,800 more for every two tiles compared
+                      in full, of which there are 16
+    An SM issues 4 of those a cycle at best: instructions and the waits between them bind this
+    kernel, then products, then bandwidth.
+    Longer chunks, float16 and float32 keys take the separate kernels and are read more often.
     """
     if kv_blocks.dtype != torch.bfloat16 or chunk > _LONGEST_FUSED_CHUNK:
         mass = attention_mass(kv_blocks, slots, positions, queries, scale)

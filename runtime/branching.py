@@ -60,6 +60,11 @@ class Branching:
             return
         self._share(parent, child, shared_len)
 
+    def show_in_tree(self, parent: Request) -> None:
+        """A child that may not have a held state whole finds its plain blocks through the tree."""
+        if parent.status is Status.HELD and parent.table is not None:
+            self._state.cache.commit(parent.table, parent.token_ids, parent.logical_len)
+
     def _may_hold(self, child: Request, parent: Request, shared_len: int) -> bool:
         """A bounded child can't start from a plain state longer than its own bound."""
         if child.kv.mode != "fixed" or parent.is_compacted:

@@ -4,6 +4,7 @@ Knows nothing of logits, rows or steps.
 """
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,11 @@ from zipage_lang.runtime.think_state import Phase, ThinkState
 from zipage_lang.runtime.token_bits import pack
 
 REFUSED = "the grammar does not allow the token that was drawn; this is an error of the engine"
+MAX_STEP_S = 0.5  # CPU time for one token of one output, which all others wait for
+TOO_SLOW = (
+    f"the grammar can be read in too many ways: one token took over {MAX_STEP_S} s; make it less "
+    "ambiguous"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,6 +74,26 @@ class Constraint:
         Args:
             bits: int32 [num_lines, num_words] on the CPU, the line all ones.
         """
+        started = time.thread_time()
+        is_masked = self._fill(bits, index)
+        self._note_time(started)
+        return is_masked
+
+    def accept(self, token_id: int) -> None:
+        """The token that was drawn."""
+        started = time.thread_time()
+        self._num_output += 1
+        if not self._is_answering:
+            self._accept_thinking(token_id)
+        elif self._matcher is not None and not self._has_ended and self._error is None:
+            self._error = None if self._matcher.accept_token(token_id) else REFUSED
+        self._note_time(started)
+
+    def _note_time(self, started: float) -> None:
+        if time.thread_time() - started > MAX_STEP_S and self._error is None:
+            self._error = TOO_SLOW
+
+    def _fill(self, bits: Tensor, index: int) -> bool:
         words = bits[index].numpy()  # [num_words], a view
         if not self._is_answering:
             return self._fill_thinking(bits, index, words)
@@ -76,14 +102,6 @@ class Constraint:
         self._matcher.fill_next_token_bitmask(bits, index)
         self._hold_back(words)
         return True
-
-    def accept(self, token_id: int) -> None:
-        """The token that was drawn."""
-        self._num_output += 1
-        if not self._is_answering:
-            self._accept_thinking(token_id)
-        elif self._matcher is not None and not self._has_ended and self._error is None:
-            self._error = None if self._matcher.accept_token(token_id) else REFUSED
 
     @property
     def _is_answering(self) -> bool:

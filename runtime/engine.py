@@ -118,7 +118,7 @@ class Engine:
         constraints = Constraints(
             lambda: load_vocabulary(path, limits.vocab_size), limits.eos_token_ids
         )
-        self._gate = GrammarGate(constraints)
+        self._gate = GrammarGate(constraints, config.scheduler.max_waiting)
         self.runner = _make_runner(
             config, loaded, shape, limits, backend, policies, constraints.make
         )

@@ -4,14 +4,21 @@ xgrammar is imported at first use: it takes seconds, and most engines never see 
 Knows nothing of requests, rows or logits.
 """
 
+import contextlib
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from zipage_lang.runtime.grammar_source import GrammarSource
+from zipage_lang.runtime.lark_grammar import lark_to_ebnf
+from zipage_lang.runtime.regex_dialect import portable_regex
 from zipage_lang.runtime.vocabulary import Vocabulary
 
 MAX_COMPILED_BYTES = 256 * 2**20
+# A rule's name in EBNF that xgrammar wrote, outside of its strings and character classes.
+_RULE_NAME = re.compile(r'("(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\])|\broot(_\w+)?')
+_PLAIN_VALUES = ("const", "enum", "default", "examples")  # of a schema: no schemas themselves
 _LOCATION = re.compile(r"^(\[[\d:]+\] )?(\S+\.(cc|h):\d+: )?(Check failed: \(.*?\) is \w+: )?")
 
 
@@ -52,11 +59,14 @@ class GrammarCompiler:
 
     def _compile(self, source: GrammarSource) -> Any:
         if source.kind == "regex":
-            return self._compiler.compile_regex(portable_regex(source.text))
+            return self._compiler.compile_regex(_portable(source.text))
         if source.kind == "ebnf":
             return self._compiler.compile_grammar(source.text)
+        if source.kind == "lark":
+            return self._compiler.compile_grammar(lark_ebnf(source.text))
+        schema = json.dumps(portable_patterns(json.loads(source.text)), ensure_ascii=False)
         return self._compiler.compile_json_schema(
-            source.text, any_whitespace=source.any_whitespace, strict_mode=True
+            schema, any_whitespace=source.any_whitespace, strict_mode=True
         )
 
 
@@ -67,39 +77,48 @@ def new_matcher(compiled: Any) -> Any:
     return xgrammar.GrammarMatcher(compiled)
 
 
-def portable_regex(pattern: str) -> str:
-    """The pattern with Python's meaning in xgrammar's dialect. Raises GrammarError.
-
-    Python's `.` leaves newlines out, xgrammar's does not; anchors are kept at the two ends only.
-    Classes such as \\d and \\w are ASCII ones.
-    """
+def lark_ebnf(text: str) -> str:
+    """A Lark grammar as EBNF. Raises GrammarError."""
     try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
+        return lark_to_ebnf(text, regex_rules)
+    except GrammarError:
+        raise
+    except ValueError as error:
+        raise GrammarError(f"bad lark: {error}") from error
+
+
+def regex_rules(pattern: str, name: str) -> str:
+    """EBNF rules, of which `name` matches what the pattern matches. Raises GrammarError."""
+    import xgrammar
+
+    try:
+        rules = str(xgrammar.Grammar.from_regex(_portable(pattern)))
+    except RuntimeError as error:
+        raise GrammarError(f"bad regex /{pattern}/: {_reason(error)}") from error
+    return _RULE_NAME.sub(lambda m: m[1] or name + (m[2] or ""), rules)
+
+
+def _portable(pattern: str) -> str:
+    try:
+        return portable_regex(pattern)
+    except ValueError as error:
         raise GrammarError(f"bad regex: {error}") from error
-    parts, is_in_class, at = [], False, 0
-    while at < len(pattern):
-        part = pattern[at : at + 2] if pattern[at] == "\\" else pattern[at]
-        if not is_in_class and part in ("^", "$") and not _is_at_end(pattern, at):
-            raise GrammarError(
-                f"bad regex: {part!r} at position {at} is only understood at the ends of the "
-                "pattern, which has to match the whole answer anyway; remove it"
-            )
-        parts.append(r"[^\n]" if part == "." and not is_in_class else part)
-        if part == "[" and not is_in_class:
-            is_in_class = True
-            lead = re.match(r"\^?\]?", pattern[at + 1 :])
-            assert lead is not None
-            parts.append(lead.group().replace("]", r"\]"))
-            at += lead.end()
-        elif part == "]":
-            is_in_class = False
-        at += len(part)
-    return "".join(parts)
 
 
-def _is_at_end(pattern: str, at: int) -> bool:
-    return at == (0 if pattern[at] == "^" else len(pattern) - 1)
+def portable_patterns(schema: Any) -> Any:
+    """A copy of a JSON schema, its patterns in xgrammar's dialect where Python can read them."""
+    if isinstance(schema, list):
+        return [portable_patterns(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    written = {
+        key: part if key in _PLAIN_VALUES else portable_patterns(part)
+        for key, part in schema.items()
+    }
+    if isinstance(written.get("pattern"), str):
+        with contextlib.suppress(ValueError):  # JavaScript's own: left for xgrammar to judge
+            written["pattern"] = portable_regex(written["pattern"])
+    return written
 
 
 def _reason(error: RuntimeError) -> str:

@@ -68,8 +68,11 @@ class Passed:
 class GrammarGate:
     """Messages in, messages out, in order where nothing has to be waited for."""
 
-    def __init__(self, preparer: Preparer, timeout_s: float = COMPILE_TIMEOUT_S) -> None:
+    def __init__(
+        self, preparer: Preparer, max_waiting: int, timeout_s: float = COMPILE_TIMEOUT_S
+    ) -> None:
         self._preparer = preparer
+        self._max_waiting = max_waiting
         self._timeout_s = timeout_s
         self._waiting: deque[AddRequest | Fork] = deque()
         self._jobs: dict[Key, _Job] = {}
@@ -85,6 +88,9 @@ class GrammarGate:
         samplings = [request.sampling for request in _requests(message)]
         if all(not s.is_constrained or self._preparer.is_prepared(s) for s in samplings):
             return self._let_through(message)
+        if len(self._waiting) >= self._max_waiting:
+            error = f"{self._max_waiting} requests wait for grammars already; try again later"
+            return Passed(message, [(request, error) for request in _requests(message)])
         for sampling in samplings:
             self._want(sampling)
         self._start_threads()

@@ -5,13 +5,14 @@ Knows nothing of tokens or of how grammars are compiled.
 
 import dataclasses
 import json
+import re
 from typing import Any, Literal
 
 MAX_GRAMMAR_BYTES = 64 * 1024
 MAX_NESTING = 64  # brackets, or levels of a schema: compilation recurses
 MAX_PROPERTIES = 500  # of one object: memory grows with the square of the optional ones
 
-GrammarKind = Literal["regex", "json_schema", "ebnf"]
+GrammarKind = Literal["regex", "json_schema", "ebnf", "lark"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ def check_grammar_text(name: str, text: Any) -> str:
 def check_nesting(name: str, text: str) -> str:
     """`text` if its brackets nest no deeper than MAX_NESTING. Raises ValueError otherwise."""
     depth = 0
-    for place, character in enumerate(text):
+    plain = re.sub(r"\\.", "  ", text, flags=re.DOTALL)  # what is escaped nests nothing
+    for place, character in enumerate(plain):
         depth += (character in "([{") - (character in ")]}")
         if depth > MAX_NESTING:
             raise ValueError(

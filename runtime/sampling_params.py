@@ -60,7 +60,7 @@ class SamplingParams:
     json_schema: str | dict[str, Any] | bool | None = None  # the answer is JSON that it accepts
     json_any_whitespace: bool = False  # False: one line, as json.dumps writes it
     ebnf: str | None = None  # the answer is derived from its rule `root` (GBNF)
-    lark: str | None = None  # refused: no Lark grammars here
+    lark: str | None = None  # the answer is derived from its rule `start` (Lark, without templates)
     think: ThinkParams | None = None  # watch and bound thinking; grammars hold for the answer only
 
     def __post_init__(self) -> None:
@@ -103,6 +103,8 @@ class SamplingParams:
             return GrammarSource("regex", self.regex)
         if self.ebnf is not None:
             return GrammarSource("ebnf", self.ebnf)
+        if self.lark is not None:
+            return GrammarSource("lark", self.lark)
         if self.json_schema is not None:
             return GrammarSource("json_schema", str(self.json_schema), self.json_any_whitespace)
         return None
@@ -136,9 +138,7 @@ class SamplingParams:
 
     def _check_grammar(self) -> None:
         """Also writes the schema as a text, its one form from here on."""
-        if self.lark is not None:
-            raise ValueError("lark grammars are not supported; write it as ebnf (GBNF)")
-        names = ("regex", "json_schema", "ebnf")
+        names = ("regex", "json_schema", "ebnf", "lark")
         given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} can't be combined; give one of them")
@@ -146,7 +146,7 @@ class SamplingParams:
             raise ValueError(
                 f"json_any_whitespace={self.json_any_whitespace!r} must be True or False"
             )
-        for name in ("regex", "ebnf"):
+        for name in ("regex", "ebnf", "lark"):
             if getattr(self, name) is not None:
                 check_nesting(name, check_grammar_text(name, getattr(self, name)))
         if self.json_schema is not None:

@@ -71,6 +71,8 @@ class Scheduler:
                 continue
             if parent is not None:
                 self._branching.start_from(parent, leader)
+                if leader.table is None:
+                    self._branching.show_in_tree(parent)
             self._state.waiting.add(leader)
 
     def refuse(self, message: AddRequest, error: str) -> None:

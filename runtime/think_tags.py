@@ -79,11 +79,12 @@ class ThinkTags:
         self.start_ids = params.start_token_ids or vocabulary.spell(self.start)
         self.closing_ids = self._spell_closing(self.closing, end)
         self._opening: dict[tuple[int, bool], np.ndarray] = {}
+        self.opening(0, True)  # looks at every token: not while others wait for a step
 
     def rest_of_closing(self, end_state: int) -> tuple[int, ...]:
         """The tokens to be forced where the first `end_state` bytes of the end tag are written:
         they are gone on with, except where the tag has a token of its own."""
-        if end_state == 0 or self.end.text in self.vocabulary.pieces:
+        if end_state == 0 or self.end.text in self.vocabulary.ids:
             return self.closing_ids
         behind = self.closing.partition(self.end.text)[2]
         return self.vocabulary.spell(self.end.text[end_state:] + behind)

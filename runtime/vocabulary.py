@@ -18,27 +18,34 @@ _UNUSED = 5
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """pieces[i]: what token i adds to a text, for a special token its name; b"" for no token."""
+    """pieces[i]: what token i adds to a text, for a special token its name; b"" for no token.
+
+    ids: the lowest token of each piece.
+    """
 
     pieces: tuple[bytes, ...]
     special: frozenset[int]
+    ids: dict[bytes, int] = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        ids: dict[bytes, int] = {}
+        for token_id, piece in enumerate(self.pieces):
+            ids.setdefault(piece, token_id)
+        ids.pop(b"", None)
+        object.__setattr__(self, "ids", ids)
 
     def spell(self, data: bytes) -> tuple[int, ...]:
         """Tokens whose pieces make up `data`: always the longest that fits (special ones too).
 
         Raises ValueError where no token fits.
         """
-        ids: dict[bytes, int] = {}
-        for token_id, piece in enumerate(self.pieces):
-            ids.setdefault(piece, token_id)
-        longest = max(map(len, ids))
         found, at = [], 0
         while at < len(data):
-            ends = range(min(len(data), at + longest), at, -1)
-            end = next((end for end in ends if data[at:end] in ids), None)
+            ends = range(len(data), at, -1)
+            end = next((end for end in ends if data[at:end] in self.ids), None)
             if end is None:
                 raise ValueError(f"the model has no token for {data[at : at + 8]!r}")
-            found.append(ids[data[at:end]])
+            found.append(self.ids[data[at:end]])
             at = end
         return tuple(found)
 

@@ -8,12 +8,20 @@ import dataclasses
 import math
 from typing import Any
 
-from zipage_lang.bodies import Bodies, Body, check_body, end_tasks, wait_for
-from zipage_lang.branches import AsyncBranches, Branches
+from zipage_lang.bodies import (
+    Bodies,
+    Body,
+    as_ended,
+    check_body,
+    end_tasks,
+    group_of,
+    stop_reason_of,
+    wait_for,
+)
 from zipage_lang.budgets import Budget
 from zipage_lang.interpreter import StateCore
 from zipage_lang.runtime.kv_params import KVParams
-from zipage_lang.state import AsyncState, StateHandle
+from zipage_lang.state import StateHandle
 
 LOGPROB = "logprob"
 
@@ -85,71 +93,74 @@ def best_of(
     check_body(body, "body")
     if score != LOGPROB:
         check_body(score, "score")
-    cores = s.core.fork(n, kv, budget, "best of")
-    return wait_for(s, _run(s, cores, body, score, math.inf if threshold is None else threshold))
+    cores = s.core.fork(n, kv, budget, "best_of")
+    contest = _Contest(s, cores, score, math.inf if threshold is None else threshold)
+    return wait_for(s, contest.run(body))
 
 
-async def _run(
-    s: StateHandle, cores: list[StateCore], body: Body, score: Body, threshold: float
-) -> BestOfResult:
-    bodies = Bodies(s, len(cores))
-    answers: list[Any] = [None] * len(cores)
-    scores: list[float | None] = [None] * len(cores)
-    errors: list[BaseException | None] = [None] * len(cores)
+class _Contest:
+    """Branches that run and are scored, until all have ended or one is good enough."""
 
-    async def run_one(index: int) -> None:
-        answers[index] = await bodies.run(body, cores[index])
-        await asyncio.wrap_future(cores[index].barrier())
-        scores[index] = await _score(bodies, score, cores[index])
+    def __init__(
+        self, s: StateHandle, cores: list[StateCore], score: Body, threshold: float
+    ) -> None:
+        self._s = s
+        self._cores = cores
+        self._score, self._threshold = score, threshold
+        self._bodies = Bodies(s, len(cores))
+        self._answers: list[Any] = [None] * len(cores)
+        self._scores: list[float | None] = [None] * len(cores)
+        for core in cores:
+            core.door.wants_logprobs = isinstance(score, str) and score == LOGPROB
 
-    for core in cores:
-        core.door.wants_logprobs = isinstance(score, str) and score == LOGPROB
-    tasks = [asyncio.ensure_future(run_one(index)) for index in range(len(cores))]
-    waiting, winner, num_stopped = set(tasks), None, 0
-    try:
-        while waiting and winner is None:
-            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            winner = next(
-                (i for i, x in enumerate(scores) if x is not None and x >= threshold), None
-            )
-    finally:
-        num_stopped = await end_tasks(tasks, cores, "another branch is good enough")
-        bodies.close()
-    for index, task in enumerate(tasks):
-        errors[index] = None if task.cancelled() else task.exception()
-    reason = "all ended" if winner is None else "threshold"
-    stop_reason = next((c.door.stop_reason for c in cores if c.door.stop_reason), None)
-    if winner is None and stop_reason is not None:
-        reason = f"budget: {stop_reason}"
-    best = _best(scores)
-    first = next((error for error in errors if error is not None), None)
-    if best is None and stop_reason is None and first is not None:
-        raise first
-    handles = [bodies.handle(core) for core in cores]
-    group: Any = AsyncBranches if isinstance(s, AsyncState) else Branches
-    return BestOfResult(
-        branch=None if best is None else handles[best],
-        index=best,
-        score=None if best is None else scores[best],
-        answer=None if best is None else answers[best],
-        scores=scores,
-        answers=answers,
-        errors=errors,
-        num_stopped=num_stopped,
-        reason=reason,
-        branches=group(s.core, handles),
-    )
+    async def run(self, body: Body) -> BestOfResult:
+        tasks = [asyncio.ensure_future(self._run_one(body, i)) for i in range(len(self._cores))]
+        num_stopped = 0
+        try:
+            async for _ in as_ended(tasks):
+                if self._is_won:
+                    break
+        finally:
+            num_stopped = await end_tasks(tasks, self._cores, "another branch is good enough")
+            self._bodies.close()
+        return self._result([None if t.cancelled() else t.exception() for t in tasks], num_stopped)
+
+    async def _run_one(self, body: Body, index: int) -> None:
+        core = self._cores[index]
+        self._answers[index] = await self._bodies.run(body, core)
+        await asyncio.wrap_future(core.barrier())
+        if core.error is not None:
+            raise core.error
+        if isinstance(self._score, str):
+            self._scores[index] = _mean(core.door.logprobs)
+        else:
+            self._scores[index] = await self._bodies.score(self._score, core)
+
+    @property
+    def _is_won(self) -> bool:
+        return any(score is not None and score >= self._threshold for score in self._scores)
+
+    def _result(self, errors: list[BaseException | None], num_stopped: int) -> BestOfResult:
+        known = [(-score, i) for i, score in enumerate(self._scores) if score is not None]
+        best = min(known)[1] if known else None
+        stopped = stop_reason_of(self._cores)
+        first = next((error for error in errors if error is not None), None)
+        if best is None and stopped is None and first is not None:
+            raise first
+        group = group_of(self._s, self._cores)
+        return BestOfResult(
+            branch=None if best is None else group[best],
+            index=best,
+            score=None if best is None else self._scores[best],
+            answer=None if best is None else self._answers[best],
+            scores=self._scores,
+            answers=self._answers,
+            errors=errors,
+            num_stopped=num_stopped,
+            reason="threshold" if self._is_won else stopped or "all ended",
+            branches=group,
+        )
 
 
-async def _score(bodies: Bodies, score: Body, core: StateCore) -> float:
-    if core.error is not None:
-        raise core.error
-    if not isinstance(score, str):
-        return await bodies.score(score, core)
-    drawn = core.door.logprobs
-    return math.fsum(drawn) / len(drawn) if drawn else -math.inf
-
-
-def _best(scores: list[float | None]) -> int | None:
-    known = [(-score, index) for index, score in enumerate(scores) if score is not None]
-    return min(known)[1] if known else None
+def _mean(logprobs: list[float]) -> float:
+    return math.fsum(logprobs) / len(logprobs) if logprobs else -math.inf

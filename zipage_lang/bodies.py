@@ -5,12 +5,14 @@ Knows nothing of votes, scores' use or search.
 """
 
 import asyncio
+import functools
 import inspect
 import re
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from zipage_lang.branches import AsyncBranches, Branches
 from zipage_lang.interpreter import StateCore
 from zipage_lang.ir import Expr
 from zipage_lang.program import Program
@@ -79,6 +81,19 @@ def wait_for(state: StateHandle, work: Coroutine[Any, Any, T]) -> Any:
     return state.core.session.bridge.wait(work)
 
 
+async def as_ended(tasks: "list[asyncio.Task[Any]]") -> AsyncGenerator[int, None]:
+    """The tasks' places, each when it has ended."""
+    ended: asyncio.Queue[int] = asyncio.Queue()
+    for index, task in enumerate(tasks):
+        task.add_done_callback(functools.partial(_put, ended, index))
+    for _ in tasks:
+        yield await ended.get()
+
+
+def _put(ended: "asyncio.Queue[int]", index: int, _: object) -> None:
+    ended.put_nowait(index)
+
+
 async def end_tasks(tasks: "list[asyncio.Task[Any]]", cores: list[StateCore], why: str) -> int:
     """Cancel the branches whose tasks still run, and wait until they have let go of all.
 
@@ -96,6 +111,19 @@ async def end_tasks(tasks: "list[asyncio.Task[Any]]", cores: list[StateCore], wh
         if not task.cancelled():
             task.exception()  # seen, so that nobody is told of it at the end
     return len(running)
+
+
+def stop_reason_of(cores: list[StateCore]) -> str | None:
+    """ "budget: ..." where a budget stopped a call of one of these branches."""
+    reasons = [core.door.stop_reason for core in cores if core.door.stop_reason is not None]
+    return f"budget: {reasons[0]}" if reasons else None
+
+
+def group_of(s: StateHandle, cores: list[StateCore]) -> Any:
+    """These branches of `s` as `s.fork` would give them."""
+    if isinstance(s, AsyncState):
+        return AsyncBranches(s.core, [AsyncState(core) for core in cores])
+    return Branches(s.core, [ProgramState(core) for core in cores])
 
 
 def as_number(value: Any) -> float:

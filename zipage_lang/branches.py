@@ -9,6 +9,7 @@ Knows nothing of how branches run.
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, cast
 
@@ -86,16 +87,17 @@ class BranchGroup(Generic[S]):
         ['yes']
         """
         chosen = None if rest is None else [state.core for state in rest]
-        cores = self._cores if chosen is None else chosen
-        self._parent.session.bridge.call(
-            lambda: [c.cancel(reason) for c in cores if chosen is not None or not c.is_idle]
-        )
+        self._parent.session.bridge.call(lambda: self._cancel(chosen, reason))
+
+    def _cancel(self, chosen: list[StateCore] | None, reason: str | None) -> None:
+        running = [core for core in self._cores if not core.is_idle]
+        for core in running if chosen is None else chosen:
+            core.cancel(reason)
 
     async def _completed(self) -> AsyncGenerator[S]:
         ended: asyncio.Queue[S] = asyncio.Queue()
         for state in self.states:
-            barrier = state.core.barrier()
-            barrier.add_done_callback(lambda _, state=state: ended.put_nowait(state))
+            state.core.barrier().add_done_callback(functools.partial(_put, ended, state))
         for _ in self.states:
             yield await ended.get()
 
@@ -177,6 +179,10 @@ class AsyncBranches(BranchGroup[S]):
     def deltas(self) -> AsyncIterator[BranchDelta]:
         """As Branches.deltas."""
         return self._deltas()
+
+
+def _put(ended: "asyncio.Queue[S]", state: S, _: object) -> None:
+    ended.put_nowait(state)
 
 
 def _checked_mode(mode: str, on_error: str) -> JoinMode:

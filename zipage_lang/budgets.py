@@ -96,11 +96,6 @@ class Account:
                     account.budget.seconds, account._run_out, "seconds"
                 )
 
-    def stop_clock(self) -> None:
-        """The part of the program that this budget is for is over."""
-        if self._timer is not None:
-            self._timer.cancel()
-
     @property
     def must_stop(self) -> bool:
         """Whether running calls have to end; more calls than allowed only keep new ones out."""

@@ -31,6 +31,7 @@ class StateDoor:
         self.account: Account | None = None
         self.is_cancelled = False  # the state was: its calls end as cancelled, whatever the budget
         self.stop_reason: str | None = None  # which limit of a budget last stopped a call here
+        self.has_stopped_call = False  # in the call that runs
         self.is_generating = True  # else it scores choices, which is charged to no budget
         self.wants_logprobs = False
         self.logprobs: list[float] = []  # of all tokens drawn, where they are wanted
@@ -44,6 +45,8 @@ class StateDoor:
             loop.call_soon_threadsafe(self.lineage.release)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)  # nothing of a backend, but of a door not made yet
         return getattr(self._backend, name)
 
     def generate(
@@ -62,8 +65,11 @@ class StateDoor:
 
     def refused(self, reason: str, sampling: SamplingParams) -> list[RequestOutput]:
         """What a call gets that no budget is left for: an end without tokens for each sample."""
-        self.stop_reason = reason
+        self._note_stop(reason)
         return [_end(_nothing([], index), reason) for index in range(sampling.n)]
+
+    def _note_stop(self, reason: str) -> None:
+        self.stop_reason, self.has_stopped_call = reason, True
 
     def release(self) -> None:
         """Hold nothing in the engine."""
@@ -122,9 +128,11 @@ class StateDoor:
         finally:
             account.unwatch(task)
             meter.give_back()
-        for output in meter.ends():
+        ends = meter.ends()
+        if meter.stop_reason is not None:
+            self._note_stop(meter.stop_reason)
+        for output in ends:
             yield output
-        self.stop_reason = meter.stop_reason or self.stop_reason
 
 
 class ScoringDoor(StateDoor):

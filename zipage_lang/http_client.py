@@ -20,9 +20,7 @@ NO_LIMIT = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
 class HttpClient:
     """One server. The async methods must all run on one event loop."""
 
-    def __init__(
-        self, url: str, *, api_key: str | None, timeout_s: float, transport: Any = None
-    ) -> None:
+    def __init__(self, url: str, *, api_key: str | None, timeout_s: float) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"url={url!r} must begin with http:// or https://")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -32,7 +30,7 @@ class HttpClient:
             "headers": headers,
             "timeout": httpx2.Timeout(timeout_s, connect=min(10.0, timeout_s), pool=None),
         }
-        self._client = httpx2.AsyncClient(**self._options, limits=NO_LIMIT, transport=transport)
+        self._client = httpx2.AsyncClient(**self._options, limits=NO_LIMIT)
 
     def get_blocking(self, path: str) -> Any:
         """A GET outside of the loop. Raises ServerError, or ValueError for a bad request."""

@@ -125,8 +125,7 @@ class StateCore:
         core = cls(session, Planner(session.settings, (), session.settings.kv))
         core._has_started = True
         if session.settings.budget is not None:
-            core.enter(session.settings.budget)
-            session.bridge.call(core._account.start_clock)
+            session.bridge.call(core.enter(session.settings.budget).start_clock)
         core.trace = session.trace.new_node() if session.trace is not None else None
         return core
 
@@ -275,6 +274,8 @@ class StateCore:
     def _cancel(self, error: RunCancelledError) -> None:
         for child in list(self._children or ()):
             child._cancel(error)
+        if self.trace is not None and self.error is None:
+            self.trace.cancel(error.reason or "cancelled")
         self.error = self.error or error
         self.door.is_cancelled = True
         self.door.release()
@@ -331,7 +332,10 @@ class StateCore:
             case GenCall() | SelectCall() if not self._may_begin(item):
                 pass
             case GenCall():
+                self.door.has_stopped_call = False
                 await self._run_gen(item)
+                if self.door.has_stopped_call:
+                    self._trace_stop(item)
             case SelectCall():
                 await self._run_select(item)
             case Fork(branches):
@@ -362,9 +366,14 @@ class StateCore:
         sampling = call.sampling if isinstance(call, GenCall) else SamplingParams()
         outputs = self.door.refused(account.reason or "calls", sampling)
         _fill_with_nothing(call, outputs)
-        if self.trace is not None:
-            self.trace.emit("budget", reason=account.reason, call=call.variable.call_index)
+        self._trace_stop(call)
         return False
+
+    def _trace_stop(self, call: GenCall | SelectCall) -> None:
+        """A budget ended the call, or kept it from beginning."""
+        if self.trace is not None:
+            reason, index = self.door.stop_reason, call.variable.call_index
+            self.trace.emit("budget", reason=reason, call=index)
 
     async def _run_gen(self, call: GenCall) -> None:
         prompt = self._prompt()

@@ -31,7 +31,8 @@ class OpenAIBackend:
     server can't do raises UnsupportedError where it is appended: `kv=`, token ids, prompt logprobs,
     fields that it is not said to have, and, on /chat/completions, select, score and gens outside of
     an assistant message. Budgets count characters; `usage` holds the server's counts, over all
-    samples in the first one. A forked prefix is computed as often as the server likes.
+    samples in the first one. A forked prefix is computed as often as the server likes. What a chat
+    server tells apart as reasoning stands in `s.meta(name).thinking` and is no part of the text.
 
     Parameters:
         model: the server's name for it.

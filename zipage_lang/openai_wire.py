@@ -75,13 +75,17 @@ class Samples:
         for choice in event.get("choices") or ():
             index = choice.get("index", 0)
             before = self._latest[index]
-            text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            delta = choice.get("delta") or {}
+            text = choice.get("text") or delta.get("content") or ""
+            thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
             reason = choice.get("finish_reason") or before.finish_reason
             self._latest[index] = dataclasses.replace(
                 before,
                 request_id=event.get("id", before.request_id),
                 text=before.text + text,
                 text_delta=text,
+                thinking=before.thinking + thought,
+                answer=before.text + text,
                 token_ids=[*before.token_ids, *encode_text(text)],
                 finish_reason=reason,
             )

@@ -5,9 +5,9 @@ Knows nothing of programs' bodies, queues or budgets.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from zipage_lang.backend import as_backend, default_backend
+from zipage_lang.backend import Backend, as_backend, default_backend
 from zipage_lang.errors import UnsupportedError
 from zipage_lang.interpreter import StateCore
 from zipage_lang.lineage import StateKeeper, new_id
@@ -61,11 +61,11 @@ class Pin:
     >>> kept.release()
     """
 
-    def __init__(self, backend: Any, prefix: Prefix, ttl_s: float) -> None:
+    def __init__(self, backend: Backend, prefix: Prefix, ttl_s: float) -> None:
         if not isinstance(backend, StateKeeper):
             raise UnsupportedError(backend, "pin", "only an engine of this process can hold states")
-        self._keeper = backend
-        self._backend: Any = backend
+        self._keeper = cast("StateKeeper", backend)
+        self._backend = cast("Backend", backend)
         self._bridge = LoopBridge(self._backend.loop)
         self._prefix = prefix
         self._ttl_s = ttl_s

@@ -11,7 +11,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from zipage_lang.backend import Backend, as_backend, default_backend
 from zipage_lang.batch import Batch, BatchPolicy, collect
@@ -33,12 +33,26 @@ MAX_THREADS = 64  # of a batch; each waits for one program's body
 RUN_WORDS = frozenset({"backend", "stream", "seed", "kv", "trace", "budget"})
 
 
-def function(body: Callable[..., Any]) -> "Program":
+@overload
+def function(body: Callable[..., Any]) -> "Program": ...
+
+
+@overload
+def function(
+    *, num_api_spec_tokens: int | None = None
+) -> "Callable[[Callable[..., Any]], Program]": ...
+
+
+def function(
+    body: Callable[..., Any] | None = None, *, num_api_spec_tokens: int | None = None
+) -> "Program | Callable[[Callable[..., Any]], Program]":
     """Decorator: make a program of a Python function.
 
     Parameters:
         body: takes the state first; `def` bodies read with `s["x"]`, which blocks, `async def`
             bodies with `await s["x"]`.
+        num_api_spec_tokens: SGLang's, which saves calls of hosted APIs and changes no result; it is
+            taken, and not needed here.
 
     Errors: ValueError for a body without a state, with *args, or with a parameter that `run` needs
     itself.
@@ -47,7 +61,7 @@ def function(body: Callable[..., Any]) -> "Program":
     >>> hello.run("Ada", backend=zipage.testing.ScriptedBackend("!")).text()
     'Hello Ada!'
     """
-    return Program(body)
+    return Program if body is None else Program(body)
 
 
 class Program:

@@ -19,6 +19,8 @@ class StatefulBackend(ScriptedBackend):
     `held` has the tokens of each state that is held, by request id. `num_computed_tokens` counts
     prompt tokens that no state had which the request started from; `num_drawn_tokens` the rest.
 
+    Parameters and errors: as for ScriptedBackend.
+
     >>> backend = zipage.testing.StatefulBackend("yes")
     >>> zipage.function(lambda s: s.append("Is it? " + zipage.gen("a"))).run(backend=backend)["a"]
     'yes'

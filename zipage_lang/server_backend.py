@@ -13,7 +13,8 @@ What goes over the wire (JSON; a field that is left out has its default):
     POST /abort_request {"group_id"},  POST /release {"request_ids"}
     POST /flush_cache,  GET /server_info  -> counters
 
-A logprob entry is [token_id, logprob, rank, [[token_id, logprob], ...]].
+A logprob entry is [token_id, logprob, rank, [[token_id, logprob], ...]]. `sampling_params` and `kv`
+are read by `msgspec.convert(fields, SamplingParams, str_keys=True)` and its like.
 Knows nothing of programs or of how the server works.
 """
 

@@ -13,7 +13,7 @@ import importlib
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zipage_lang.frontend.outputs import RequestOutput
 from zipage_lang.loops import shared_loop
@@ -28,6 +28,10 @@ from zipage_lang.script_tokenizers import (
     ScriptTokenizer,
     WordTokenizer,
 )
+
+if TYPE_CHECKING:
+    from zipage_lang.grammar_match import match
+    from zipage_lang.scripted_states import StatefulBackend
 
 __all__ = [
     "ByteTokenizer",

@@ -8,12 +8,20 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from zipage_lang.bodies import Bodies, Body, check_body, end_tasks, wait_for
-from zipage_lang.branches import AsyncBranches, Branches
+from zipage_lang.bodies import (
+    Bodies,
+    Body,
+    as_ended,
+    check_body,
+    end_tasks,
+    group_of,
+    stop_reason_of,
+    wait_for,
+)
 from zipage_lang.budgets import Budget
 from zipage_lang.interpreter import StateCore
 from zipage_lang.runtime.kv_params import KVParams
-from zipage_lang.state import AsyncState, StateHandle
+from zipage_lang.state import StateHandle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +32,7 @@ class VoteResult:
         winner: the most frequent answer (as `key` made it); of equally frequent ones that of the
             branch with the lowest index; None where nobody voted.
         counts: votes by answer, the winner first.
-        answers: by branch, as the body gave them; None for no answer.
+        answers: by branch, as the body gave them; None for none, or for one too late to count.
         errors: by branch, what its body raised; None for none.
         num_stopped: branches that were cancelled because they could change nothing.
         reason: "lead", "quorum", "all ended", or "budget: ..." and what ran out.
@@ -121,60 +129,68 @@ def vote(
     if quorum is not None and (isinstance(quorum, bool) or not 1 <= quorum <= n):
         raise ValueError(f"quorum={quorum!r} must be from 1 to n={n}")
     cores = s.core.fork(n, kv, budget, "vote")
-    return wait_for(s, _run(s, cores, body, key or _same, Ballot(n, quorum)))
+    return wait_for(s, _Vote(s, cores, key or _same, Ballot(n, quorum)).run(body))
 
 
-async def _run(
-    s: StateHandle,
-    cores: list[StateCore],
-    body: Body,
-    key: Callable[[Any], Any],
-    ballot: Ballot,
-) -> VoteResult:
-    bodies = Bodies(s, len(cores))
-    answers: list[Any] = [None] * len(cores)
-    errors: list[BaseException | None] = [None] * len(cores)
-    tasks = [asyncio.ensure_future(bodies.run(body, core)) for core in cores]
-    places = {task: index for index, task in enumerate(tasks)}
-    decision, waiting, num_stopped = None, set(tasks), 0
-    try:
-        while waiting and decision is None:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for index in sorted(places[task] for task in done):
-                error = tasks[index].exception()
-                has_vote = error is None and cores[index].door.stop_reason is None
-                answers[index] = tasks[index].result() if has_vote else None
-                errors[index] = error
-                answer = answers[index]
-                ballot.cast(index, None if answer is None else key(answer))
-                decision = decision or ballot.decision
-    finally:
-        num_stopped = await end_tasks(tasks, cores, "the vote is decided")
-        bodies.close()
-    ranking = ballot.ranking
-    stop_reason = next((c.door.stop_reason for c in cores if c.door.stop_reason), None)
-    if not ranking and stop_reason is None:
-        _raise_if_all_failed(errors)
-    over = "all ended" if stop_reason is None else f"budget: {stop_reason}"
-    handles = [bodies.handle(core) for core in cores]
-    group: Any = AsyncBranches if isinstance(s, AsyncState) else Branches
-    return VoteResult(
-        winner=ranking[0][0] if ranking else None,
-        counts={answer: len(voters) for answer, voters in ranking},
-        answers=answers,
-        errors=errors,
-        num_stopped=num_stopped,
-        reason=decision or over,
-        branches=group(s.core, handles),
-        branch=handles[min(ranking[0][1])] if ranking else None,
-    )
+class _Vote:
+    """Branches that answer, until all have ended or the ballot is decided."""
 
+    def __init__(
+        self, s: StateHandle, cores: list[StateCore], key: Callable[[Any], Any], ballot: Ballot
+    ) -> None:
+        self._s = s
+        self._cores = cores
+        self._key = key
+        self._ballot = ballot
+        self._decision: str | None = None
+        self._answers: list[Any] = [None] * len(cores)
+        self._errors: list[BaseException | None] = [None] * len(cores)
 
-def _raise_if_all_failed(errors: list[BaseException | None]) -> None:
-    failed = [error for error in errors if error is not None]
-    if failed and len(failed) == len(errors):
-        failed[0].add_note(f"all {len(errors)} branches of the vote raised; this is the first")
-        raise failed[0]
+    async def run(self, body: Body) -> VoteResult:
+        bodies = Bodies(self._s, len(self._cores))
+        tasks = [asyncio.ensure_future(bodies.run(body, core)) for core in self._cores]
+        num_stopped = 0
+        try:
+            async for index in as_ended(tasks):
+                self._take(index, tasks[index])
+                if self._decision is not None:
+                    break
+        finally:
+            num_stopped = await end_tasks(tasks, self._cores, "the vote is decided")
+            bodies.close()
+        return self._result(num_stopped)
+
+    def _take(self, index: int, task: "asyncio.Task[Any]") -> None:
+        """One branch has ended."""
+        error = self._errors[index] = task.exception()
+        if error is None and self._cores[index].door.stop_reason is None:
+            self._answers[index] = task.result()
+        answer = self._answers[index]
+        self._ballot.cast(index, None if answer is None else self._key(answer))
+        self._decision = self._ballot.decision
+
+    def _result(self, num_stopped: int) -> VoteResult:
+        ranking = self._ballot.ranking
+        stopped = stop_reason_of(self._cores)
+        if not ranking and stopped is None:
+            self._raise_if_all_failed()
+        group = group_of(self._s, self._cores)
+        return VoteResult(
+            winner=ranking[0][0] if ranking else None,
+            counts={answer: len(voters) for answer, voters in ranking},
+            answers=self._answers,
+            errors=self._errors,
+            num_stopped=num_stopped,
+            reason=self._decision or stopped or "all ended",
+            branches=group,
+            branch=group[min(ranking[0][1])] if ranking else None,
+        )
+
+    def _raise_if_all_failed(self) -> None:
+        failed = [error for error in self._errors if error is not None]
+        if failed and len(failed) == len(self._errors):
+            failed[0].add_note(f"all {len(failed)} branches of the vote raised; this is the first")
+            raise failed[0]
 
 
 def _same(answer: Any) -> Any:

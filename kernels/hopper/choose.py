@@ -58,7 +58,7 @@ MEASURED: dict[tuple[int, int, int], tuple[int, int, int]] = {
     (32, 4096, 4096): (3, 5, 1),
     (64, 4096, 4096): (2, 3, 1),
     (96, 4096, 4096): (2, 3, 1),
-    (128, 4096, 4096): (3, 5, 1),
+    (128, 4096, 4096): (3, 4, 1),
     (160, 4096, 4096): (2, 3, 2),
     (192, 4096, 4096): (1, 1, 1),
     (8, 24576, 4096): (3, 1, 1),
@@ -70,7 +70,7 @@ MEASURED: dict[tuple[int, int, int], tuple[int, int, int]] = {
     (192, 24576, 4096): (3, 1, 1),
     (8, 4096, 12288): (4, 6, 1),
     (32, 4096, 12288): (4, 6, 1),
-    (64, 4096, 12288): (2, 3, 1),
+    (64, 4096, 12288): (3, 5, 1),
     (96, 4096, 12288): (3, 5, 1),
     (128, 4096, 12288): (3, 5, 1),
     (160, 4096, 12288): (3, 5, 1),
@@ -85,6 +85,14 @@ MEASURED: dict[tuple[int, int, int], tuple[int, int, int]] = {
     (64, 151936, 4096): (3, 1, 1),
     (128, 151936, 4096): (3, 1, 1),
 }
+
+# (padded rows, out_size, in_size) where cuBLAS was found faster within a whole stack of layers.
+SLOWER: frozenset[tuple[int, int, int]] = frozenset()
+
+
+def is_faster(num_rows: int, out_size: int, in_size: int) -> bool:
+    """Whether our kernel is expected to beat cuBLAS for this product."""
+    return (padded_rows(num_rows), out_size, in_size) not in SLOWER
 
 
 @functools.cache

@@ -64,14 +64,16 @@ def run(tiny, driver):
 
 LOADS = {
     "date": {"regex": DATE},
-    "point": {"json_schema": POINT, "temperature": 1.5},
-    "points": {"json_schema": POINT, "n": 3, "logprobs": 2},
+    "point": {"json_schema": POINT, "temperature": 1.5, "top_p": 0.9},
+    "points": {"json_schema": POINT, "n": 3, "logprobs": 2, "top_k": 40},
     "nested": {"ebnf": 'root ::= "(" root? ")" | "a"', "max_tokens": 30},
     "thought": {"regex": "(ab)+", "think": THINK, "max_tokens": 40},
     "floored": {"think": ThinkParams(min_tokens=5, max_tokens=9), "max_tokens": 30},
     "unthought": {"json_schema": POINT, "think": ThinkParams(max_tokens=0)},
     "free": {"max_tokens": 20},
     "greedy": {"regex": "[a-f]{8}", "temperature": 0, "repetition_penalty": 1.3},
+    "narrow": {"regex": "[ab]{9}", "top_k": 200, "top_p": 0.99, "min_p": 0.01},
+    "sum": {"lark": 'start: INT ("+" INT)* "."\n%import common.INT', "presence_penalty": 0.5},
 }
 
 
@@ -227,13 +229,30 @@ def test_a_bad_grammar_gives_one_error_and_the_others_go_on(run):
     engine = run()
     engine.add("bad", [1, 2], regex="a(b", n=2)
     engine.add("impossible", [1, 2], ebnf='root ::= "a" missing')
+    engine.add("empty", [1, 2], ebnf="root ::= root")
     engine.add("good", [1, 2], regex="ab")
     engine.finish()
+    assert "what the grammar asks for" in engine.final("empty").error
     for key in (("bad", 0), ("bad", 1)):
         assert "at position 1" in engine.final(*key).error
         assert len(engine.outputs[key]) == 1
     assert "line 1, column 14" in engine.final("impossible").error
     assert text_of(engine.tokens("good")) == "ab"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_grammar_that_takes_too_long_to_follow_fails_alone(run, monkeypatch, overlap):
+    from zipage_lang.runtime import constraint
+
+    engine = run(overlap=overlap)
+    engine.add("free", [1, 2], max_tokens=30, ignore_eos=True)
+    engine.add("slow", [1, 2], ebnf='root ::= root root | "a"')
+    while ("slow", 0) not in engine.outputs:
+        engine.step()
+    monkeypatch.setattr(constraint, "MAX_STEP_S", -1.0)
+    engine.finish()
+    assert "can be read in too many ways" in engine.final("slow").error
+    assert len(engine.tokens("free")) == 30
 
 
 def test_a_model_without_a_vocabulary_refuses_grammars_only(make_tiny_model, driver):
@@ -324,3 +343,36 @@ def test_smollm2_lives_on_after_bad_grammars(smollm2_engine):
         smollm2_engine.generate("x", SamplingParams(regex="a" * 1_000_000))
     (output,) = smollm2_engine.generate("x", SamplingParams(regex="abc", temperature=0))
     assert output.text == "abc"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_card_draws_the_cpus_answers(run, expected, overlap):
+    engine = run(backend="cuda", dtype="float32", overlap=overlap, num_blocks=400)
+    send(engine, LOADS)
+    engine.finish()
+    assert results(engine) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overlap", [False, True])
+def test_in_bfloat16_with_graphs_every_answer_matches_its_grammar(
+    make_tiny_model, tiny, driver, overlap
+):
+    folder, _ = make_tiny_model("Qwen3", vocab_size=VOCAB_SIZE, eos_token_id=EOS, head_dim=64)
+    (folder / "tokenizer.json").write_bytes((tiny / "tokenizer.json").read_bytes())
+    engine = driver(folder, backend="cuda", dtype="bfloat16", overlap=overlap, num_blocks=900)
+    for index in range(40):
+        fields = {"max_tokens": 60, "seed": index, "temperature": 0.5 + index % 3}
+        fields |= [{}, {"top_k": 50}, {"top_p": 0.9}, {"top_k": 9, "top_p": 0.5}][index % 4]
+        engine.add(f"date-{index}", [index] * (3 + index), regex=DATE, **fields)
+        engine.add(f"point-{index}", [index] * 5, json_schema=POINT, think=THINK, **fields)
+        engine.add(f"free-{index}", [index] * 7, ignore_eos=True, **fields)
+    engine.finish()
+    for index in range(40):
+        assert re.fullmatch(DATE, text_of(engine.tokens(f"date-{index}")))
+        num_thinking = engine.final(f"point-{index}").usage.thinking_tokens
+        answer = text_of(engine.tokens(f"point-{index}")[num_thinking:])
+        point = json.loads(answer.removeprefix("<tool_call>"))  # which random tokens may draw too
+        assert 0 <= point["x"] <= 99
+        assert len(engine.tokens(f"free-{index}")) == 60

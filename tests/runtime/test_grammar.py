@@ -2,13 +2,16 @@
 
 import json
 import re
+from typing import Literal
 
 import pytest
 
-from zipage_lang.runtime.grammar import GrammarCompiler, GrammarError, new_matcher, portable_regex
+from zipage_lang.runtime.grammar import GrammarCompiler, GrammarError, new_matcher
 from zipage_lang.runtime.grammar_source import GrammarSource
+from zipage_lang.runtime.regex_dialect import portable_regex
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.vocabulary import Vocabulary
+from zipage_lang.types import quoted_type, value_type
 
 EOS = 256
 BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b"</s>"), frozenset({EOS}))
@@ -65,7 +68,7 @@ def test_a_bad_grammar_is_told_with_its_fault_and_place(compiler, kind, text, to
         ({"regex": 7}, "must be a string"),
         ({"regex": "\ud800"}, "lone surrogate at character 0"),
         ({"regex": "a", "ebnf": "b"}, "regex and ebnf can't be combined"),
-        ({"lark": "start: A"}, "lark grammars are not supported; write it as ebnf"),
+        ({"lark": "start: A", "json_schema": {}}, "json_schema and lark can't be combined"),
         ({"regex": "a", "ignore_eos": True}, "ignore_eos=True can't be combined with regex"),
         ({"json_any_whitespace": 1}, "must be True or False"),
     ],
@@ -103,6 +106,13 @@ def test_a_schema_has_one_form_and_keeps_the_order_of_its_properties():
         (r"\$\^", ["$^", "$"]),
         ("a*?b", ["aab", "a"]),
         (r"(?:\d{2}|x)", ["12", "x", "1"]),
+        ("(a{2}){1,3}", ["a" * count for count in range(9)]),
+        ("(a{2,}){2}", ["a" * count for count in range(9)]),
+        ("((?:a{0,2}){2,3}b?){1,2}", ["a" * count for count in range(15)] + ["aabaab", "bab"]),
+        ("(a|)b{,2}(|c)", ["", "a", "bb", "abbc", "bbb"]),
+        (r"(?P<x>\x41{2})[{]a{,}}?", ["AA{a}", "AA{", "A{"]),
+        ("a{0}b", ["b", "ab"]),
+        ("a[\n\t]\n", ["a\t\n", "a\n\n", "a \n"]),
     ],
 )
 def test_a_regex_means_what_it_means_in_python(compiler, pattern, texts):
@@ -111,5 +121,52 @@ def test_a_regex_means_what_it_means_in_python(compiler, pattern, texts):
         assert matches(compiler, GrammarSource("regex", pattern), text) is expected, text
 
 
+@pytest.mark.parametrize(
+    ("wanted", "texts"),
+    [
+        (int, ["-120", " 7.", "007", "1,2"]),
+        (float, ["1.5e-3 ", "2", ".5"]),
+        (bool, ["true", " False", "yes"]),
+        (Literal["a.b", "c d"], ["a.b", "c d", "axb"]),
+    ],
+)
+def test_the_regex_of_a_typed_gen_means_the_same(compiler, wanted, texts):
+    ((kind, pattern),) = value_type(wanted).constraint
+    for text in texts:
+        expected = re.fullmatch(pattern, text) is not None
+        assert matches(compiler, GrammarSource(kind, pattern), text) is expected, text
+
+
+def test_a_quoted_string_is_one_json_string(compiler):
+    ((kind, pattern),) = quoted_type().constraint
+    for text, expected in [
+        (' "a\\n é"', True),
+        ('"a\n"', False),
+        ('"a" ', False),
+        ('"\\x"', False),
+    ]:
+        assert matches(compiler, GrammarSource(kind, pattern), text) is expected, text
+
+
 def test_portable_regex_changes_free_dots_only():
     assert portable_regex(r"a.[.]\..") == r"a[^\n][.]\.[^\n]"
+
+
+def test_counted_repetitions_that_double_too_often_are_refused():
+    with pytest.raises(ValueError, match=r"repetitions up to position \d+ are too many"):
+        portable_regex("(" * 40 + "a" + "{2})" * 40)
+
+
+def test_patterns_of_a_schema_mean_what_they_mean_in_python(compiler):
+    schema = {"properties": {"pattern": {"pattern": "^(a{2}){1,3}$", "type": "string"}}}
+    source = SamplingParams(
+        json_schema={"type": "object", "required": ["pattern"], **schema}
+    ).grammar
+    for count in range(8):
+        text = f'{{"pattern": "{"a" * count}"}}'
+        assert matches(compiler, source, text) is (count in (2, 4, 6)), text
+
+
+def test_patterns_within_plain_values_stay_as_they_are(compiler):
+    source = SamplingParams(json_schema={"const": {"pattern": "a{2}"}}).grammar
+    assert matches(compiler, source, '{"pattern":"a{2}"}')  # as xgrammar writes constants

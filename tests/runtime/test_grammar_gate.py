@@ -63,7 +63,7 @@ def passed_within(gate, num_messages, limit_s=10.0):
 
 
 def test_a_free_request_passes_at_once_while_another_waits(preparer):
-    gate = GrammarGate(preparer)
+    gate = GrammarGate(preparer, 100)
     assert gate.take(request("slow", "a")) is None
     passed = gate.take(request("free"))
     assert passed is not None
@@ -75,7 +75,7 @@ def test_a_free_request_passes_at_once_while_another_waits(preparer):
 
 
 def test_requests_of_one_grammar_share_its_compilation(preparer):
-    gate = GrammarGate(preparer)
+    gate = GrammarGate(preparer, 100)
     for request_id in "xyz":
         gate.take(request(request_id, "a"))
     preparer.end("a")
@@ -86,7 +86,7 @@ def test_requests_of_one_grammar_share_its_compilation(preparer):
 
 @pytest.mark.parametrize(("regex", "told"), [("bad", "at position 0"), ("boom", "KeyError")])
 def test_an_error_reaches_only_its_request(preparer, regex, told):
-    gate = GrammarGate(preparer)
+    gate = GrammarGate(preparer, 100)
     gate.take(request("broken", regex))
     gate.take(request("fine", "a"))
     preparer.end(regex)
@@ -97,7 +97,7 @@ def test_an_error_reaches_only_its_request(preparer, regex, told):
 
 
 def test_a_grammar_without_end_runs_out_of_time_and_at_most_blocks_its_threads(preparer):
-    gate = GrammarGate(preparer, timeout_s=0.05)
+    gate = GrammarGate(preparer, 100, timeout_s=0.05)
     for index in range(MAX_THREADS + 1):
         gate.take(request(f"endless-{index}", f"a{index}"))
     errors = [p.refused[0][1] for p in passed_within(gate, MAX_THREADS + 1)]
@@ -116,7 +116,7 @@ def test_a_grammar_without_end_runs_out_of_time_and_at_most_blocks_its_threads(p
 
 
 def test_an_aborted_request_leaves_and_its_neighbour_stays(preparer):
-    gate = GrammarGate(preparer)
+    gate = GrammarGate(preparer, 100)
     gate.take(request("a", "a"))
     gate.take(request("b", "a", group_id="g"))
     gate.take(request("c", "a"))
@@ -131,7 +131,7 @@ def test_an_aborted_request_leaves_and_its_neighbour_stays(preparer):
 
 
 def test_a_fork_waits_for_all_of_its_children_and_names_the_bad_ones(preparer):
-    gate = GrammarGate(preparer)
+    gate = GrammarGate(preparer, 100)
     children = [request("good", "a"), request("wrong", "bad"), request("free")]
     gate.take(Fork(parent_id="p", children=children))
     preparer.end("a")
@@ -143,7 +143,7 @@ def test_a_fork_waits_for_all_of_its_children_and_names_the_bad_ones(preparer):
 
 
 def test_a_grammar_is_held_until_the_last_sample_has_ended(preparer):
-    gate = GrammarGate(preparer)
+    gate = GrammarGate(preparer, 100)
     preparer.prepared.add("a")
     gate.take(request("r", "a", n=2))
     assert preparer.users == ["a"]
@@ -152,3 +152,12 @@ def test_a_grammar_is_held_until_the_last_sample_has_ended(preparer):
     assert preparer.users == ["a"]
     gate.note_outputs([TokenOutput(request_id="r", sample_index=1, finish_reason="length")])
     assert preparer.users == []
+
+
+def test_only_so_many_may_wait(preparer):
+    gate = GrammarGate(preparer, 2)
+    assert gate.take(request("a", "a")) is gate.take(request("b", "b")) is None
+    refused = gate.take(request("c", "c"))
+    assert refused is not None
+    assert "2 requests wait for grammars already" in refused.refused[0][1]
+    assert gate.take(request("free")) is not None

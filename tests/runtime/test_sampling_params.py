@@ -103,7 +103,7 @@ GOOD_SAMPLING = {
     "json_schema": [None, '{"type":"object"}', "true"],
     "json_any_whitespace": [True, False],
     "ebnf": [None, 'root ::= "a"'],
-    "lark": [None],
+    "lark": [None, 'start: "a"'],
     "think": [None, ThinkParams(), ThinkParams(max_tokens=0, starts_inside=True)],
 }
 

@@ -548,6 +548,19 @@ def test_held_state_goes_when_memory_is_short():
     simulation.check_all_home()
 
 
+def test_a_child_that_may_not_have_a_held_state_whole_finds_its_blocks_in_the_tree():
+    simulation = start(request("held", range(4), 9, hold=True), num_query_slots=16)
+    finish(simulation)
+    tokens = [*range(4), *simulation.output("held")]
+    bounded = KVParams(mode="fixed", budget=4, interval=4, policy="zipage", protected_len=4)
+    simulation.fork("held", [request("child", tokens, 2, kv=bounded)])
+    finish(simulation)
+    # 4 + 4 + 4 slots less the window: that much it may take, and all of it is there
+    assert simulation.final("child").usage.cached_tokens == 8
+    simulation.release("held")
+    simulation.check_all_home()
+
+
 def test_aborting_a_group_releases_its_held_states_and_spares_who_has_no_group():
     simulation = start(
         request("kept", [1, 2, 3], group_id="g", hold=True),

@@ -41,7 +41,7 @@ def test_sentence_pieces_become_bytes(tmp_path):
 def test_a_missing_or_broken_file_is_named(tmp_path, text):
     if text is not None:
         (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(ValueError, match="can't be read from .*put the model's tokenizer.json"):
+    with pytest.raises(ValueError, match=r"can't be read from .*put the model's tokenizer\.json"):
         load_vocabulary(tmp_path, 8)
 
 

@@ -198,8 +198,8 @@ def test_a_decided_vote_leaves_nothing_running(engine, stats):
         return result, stats("num_running"), stats("num_waiting"), stats("num_held")
 
     result, running, waiting, held = run(body, engine).ret_value
-    assert (result.winner, result.counts["sure"]) == ("sure", 20)
-    assert result.num_stopped == 12
+    assert (result.winner, result.counts["sure"]) == ("sure", 17)  # more than the other 15
+    assert 12 <= result.num_stopped <= 15
     assert (running, waiting, held) == (0, 0, 0)
 
 

@@ -183,6 +183,18 @@ class TestChat:
         assert state.meta("a").finish_reason == "length"
         assert state.messages()[-1] == {"role": "assistant", "content": "yes"}
 
+    def test_reasoning_that_the_server_tells_apart_stands_in_meta(self, chat, tiny_server):
+        def events(body):
+            for delta in ({"reasoning_content": "hm, "}, {"reasoning": "so"}, {"content": "yes"}):
+                yield {"choices": [{"index": 0, "delta": delta}]}
+
+        backend = chat("")
+        tiny_server.routes["/v1/chat/completions"] = events
+        program = program_of(zipage.user("q"), zipage.assistant(zipage.gen("a")))
+        state = program.run(backend=backend)
+        assert (state["a"], state.meta("a").thinking) == ("yes", "hm, so")
+        assert state.messages()[-1]["content"] == "yes"
+
     def test_text_that_looks_like_marks_stays_text(self, chat, tiny_server):
         program = program_of(zipage.user("<|im_end|>\n"), zipage.assistant(zipage.gen("a")))
         program.run(backend=chat("yes"))

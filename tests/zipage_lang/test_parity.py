@@ -66,6 +66,17 @@ def function_takes_any_name_for_the_state():
 
 
 @row
+def function_takes_the_word_for_hosted_apis():
+    """@function(num_api_spec_tokens=k) is a decorator too; ours: it changes nothing."""
+
+    @sgl.function(num_api_spec_tokens=64)
+    def program(s):
+        s += "q" + sgl.gen("a")
+
+    assert program.run(backend=ScriptedBackend("x")).text() == "qx"
+
+
+@row
 def run_takes_arguments_by_position_and_name():
     """f.run(*args, **kwargs), with the body's own defaults."""
     program = sgl.function(lambda s, a, b="B": s.append(a + b))
@@ -99,8 +110,9 @@ def run_returns_when_all_is_generated():
 def run_with_stream_returns_at_once():
     """stream=True: the body runs beside the caller."""
     gate = Future()
-    state = run(Reply("x", gate=gate), sgl.gen("a"), stream=True)
-    assert "a" not in state or not gate.done()
+    backend = ScriptedBackend(Reply("x", gate=gate))
+    state = run("", sgl.gen("a"), backend=backend, stream=True)
+    assert state.core.variables.find("a") is None or not state.core.variables.find("a").value.done()
     gate.set_result(None)
     assert state["a"] == "x"
 

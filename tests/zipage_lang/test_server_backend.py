@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 
 import msgspec
 import pytest
@@ -34,8 +35,8 @@ def events_of(backend, body):
     make = backend.generate_from if place else backend.generate
     outputs = make(
         body["input_ids"],
-        SamplingParams(**body["sampling_params"]),
-        kv=KVParams(**body["kv"]),
+        msgspec.convert(body["sampling_params"], SamplingParams, str_keys=True),
+        kv=msgspec.convert(body["kv"], KVParams),
         group_id=body["group_id"],
         **place,
     )
@@ -59,6 +60,8 @@ def events_of(backend, body):
                 "token_ids": output.token_ids[before:],
                 "logprobs": None if output.logprobs is None else output.logprobs[before:],
                 "prompt_logprobs": output.prompt_logprobs,
+                "thinking": output.thinking,
+                "answer": output.answer,
                 "finish_reason": output.finish_reason,
                 "stop_reason": output.stop_reason,
                 "usage": output.usage,
@@ -112,12 +115,21 @@ def test_only_what_differs_from_the_defaults_travels(connect, tiny_server):
             "q" + zipage.gen("a", temperature=0.5, logit_bias={3: 1.5}, kv=zipage.KV(budget=64))
         )
     )
-    program.run(backend=connect("yes", api_key="secret"), seed=1)
+    state = program.run(backend=connect("yes", api_key="secret"), seed=1)
+    assert state["a"] == "yes"
     (body,) = tiny_server.bodies("/generate")
     assert set(body["sampling_params"]) == {"temperature", "logit_bias", "seed"}
     assert body["kv"] == {"budget": 64, "protected_len": 1}
     assert body["group_id"].startswith("run-")
-    assert tiny_server.requests[-1][2]["Authorization"] == "Bearer secret"
+    assert {headers["Authorization"] for *_, headers in tiny_server.requests} == {"Bearer secret"}
+
+
+def test_thinking_control_travels_and_its_parts_come_back(connect, tiny_server):
+    think = zipage.ThinkParams(max_tokens=7)
+    program = zipage.function(lambda s: s.append("q" + zipage.gen("a", think=think)))
+    state = program.run(backend=connect("<think>hm</think>yes"))
+    assert (state["a"], state.meta("a").thinking) == ("yes", "hm")
+    assert tiny_server.bodies("/generate")[0]["sampling_params"]["think"]["max_tokens"] == 7
 
 
 def test_states_are_held_and_started_from_over_the_wire(connect, tiny_server):
@@ -175,7 +187,9 @@ def test_a_cancelled_run_tells_the_server(connect, tiny_server):
 
     with pytest.raises(KeyError):
         program.run(backend=connect(Reply("never", token_delay_s=0.2)))
-    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), ScriptedBackend().loop).result()
+    given_up_at = time.monotonic() + 10.0
+    while not tiny_server.bodies("/abort_request") and time.monotonic() < given_up_at:
+        time.sleep(0.01)
     assert tiny_server.bodies("/abort_request")[0]["group_id"].startswith("run-")
 
 

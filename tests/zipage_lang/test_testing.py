@@ -1,4 +1,4 @@
-"""The scripted backend itself: replies, delays, failures, logprobs; and grammars without an engine."""
+"""The scripted backend itself: replies, failures, logprobs; and grammars without an engine."""
 
 import dataclasses
 import re

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import pydantic
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import zipage_lang as zipage
 from zipage_lang.testing import Reply, ScriptedBackend, WordTokenizer
@@ -279,3 +281,17 @@ class TestThinking:
     def test_a_field_that_is_not_known_is_refused_where_gen_is_written(self):
         with pytest.raises(ValueError, match="max_tokens"):
             zipage.gen("a", think={"max_token": 9})
+
+
+@given(st.integers(min_value=-(10**18) + 1, max_value=10**18 - 1))
+def test_every_whole_number_of_18_digits_is_admitted_and_read(number):
+    assert re.fullmatch(field("regex", int), f" {number}.")
+    assert value_type(int).read(value_type(int).without_end_marks(f" {number}.")) == number
+
+
+@given(st.text(min_size=1, max_size=12).map(str.strip).filter(bool))
+def test_every_literal_text_is_admitted_by_its_own_regex_only_as_it_stands(text):
+    wanted = Literal[text, "other"]
+    assert re.fullmatch(field("regex", wanted), text)
+    assert value_type(wanted).read(text) == text
+    assert re.fullmatch(field("regex", wanted), text + "x") is None or text + "x" == "other"

@@ -96,6 +96,7 @@ CASES = [  # tail_lens, chunk, sizes
     ((40, 23), 16, {"heads": 1, "group": 1, "block_size": 1}),
     ((300, 17), 256, {"heads": 1, "group": 4, "head_dim": 128}),
     ((70, 33), 40, {"group": 3, "head_dim": 80, "block_size": 64}),
+    ((170, 33), 150, {"heads": 1, "group": 1, "head_dim": 32}),
     ((50, 64), 256, {"group": 8, "head_dim": 8, "dtype": FP32}),
     ((29, 90), 300, {"group": 2, "head_dim": 64}),
     ((5, 3, 1), 1, {"group": 2, "dtype": FP32}),
