@@ -13,7 +13,7 @@ import zipage_lang as zipage
 
 POINT = "[A-Z][a-z]+( [a-z]+){1,5}"
 OUTLINE = rf"1\. {POINT}\n2\. {POINT}\n3\. {POINT}\n(4\. {POINT}\n)?"  # what the model may write
-SENTENCES = {"max_tokens": 48, "temperature": 0.3, "stop": "\n"}
+SENTENCES = {"min_tokens": 8, "max_tokens": 48, "temperature": 0.3, "stop": "\n\n"}
 
 
 @zipage.function
@@ -31,7 +31,8 @@ def skeleton_of_thought(s, question: str):
     s += zipage.user("Put it all together.")
     s += zipage.assistant(
         "\n".join(
-            f"{point}: {text.strip()}" for point, text in zip(points, s["sentences"], strict=True)
+            f"{point}: {' '.join(text.split())}"
+            for point, text in zip(points, s["sentences"], strict=True)
         )
     )
     return points

@@ -164,6 +164,15 @@ def build_attention(dtype: torch.dtype, head_dim: int) -> Path:
     return Path(spec.get_library_path())
 
 
+def check_head_dim(head_dim: int) -> None:
+    """Raises RuntimeError where FlashInfer has no attention for heads of this size."""
+    if head_dim not in HEAD_DIMS:
+        raise RuntimeError(
+            f"FlashInfer has no attention for head size {head_dim}, only for {HEAD_DIMS}; "
+            "use dtype='float32' or backend='cpu'"
+        )
+
+
 @functools.cache
 def _load(dtype: torch.dtype, head_dim: int) -> Any:
     """The compiled module, ready to call. Raises as `build_attention` does."""
@@ -173,11 +182,7 @@ def _load(dtype: torch.dtype, head_dim: int) -> Any:
 
 def _spec(dtype: torch.dtype, head_dim: int) -> Any:
     """What FlashInfer would build for this dtype and head size, and where it would lie."""
-    if head_dim not in HEAD_DIMS:
-        raise RuntimeError(
-            f"FlashInfer has no attention for head size {head_dim}, only for {HEAD_DIMS}; "
-            "use dtype='float32' or backend='cpu'"
-        )
+    check_head_dim(head_dim)
     try:
         import flashinfer
         from flashinfer.jit.attention.modules import gen_batch_prefill_module

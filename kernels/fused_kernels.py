@@ -16,16 +16,6 @@ def _normed(wide, weight, eps, SIZE: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def _load_sum(pointers, mask, split_stride, SPLITS: tl.constexpr):
-    """float32 sum of SPLITS parts, in the order of the splits."""
-    total = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
-    for split in tl.static_range(1, SPLITS):
-        at = pointers + split * split_stride
-        total += tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    return total
-
-
-@triton.jit
 def rms_norm_kernel(
     x,
     weight,
@@ -58,12 +48,10 @@ def add_rms_norm_kernel(
     normed_out,
     total_out,
     eps,
-    split_stride,
     x_stride,
     residual_stride,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     release_successor(PDL)
@@ -73,31 +61,21 @@ def add_rms_norm_kernel(
     scales = tl.load(weight + columns, mask=in_row, other=0.0)
     wait_for_predecessor(PDL)
     kept = tl.load(residual + token * residual_stride + columns, mask=in_row, other=0.0)
-    added = _load_sum(x + token * x_stride + columns, in_row, split_stride, SPLITS)
-    total = (added + kept.to(tl.float32)).to(total_out.dtype.element_ty)
+    added = tl.load(x + token * x_stride + columns, mask=in_row, other=0.0)
+    total = (added.to(tl.float32) + kept.to(tl.float32)).to(total_out.dtype.element_ty)
     tl.store(total_out + token * SIZE + columns, total, mask=in_row)
     normed = _normed(total.to(tl.float32), scales, eps, SIZE, normed_out.dtype.element_ty)
     tl.store(normed_out + token * SIZE + columns, normed, mask=in_row)
 
 
 @triton.jit
-def _load_halves(
-    start,
-    heads,
-    head_stride,
-    is_head,
-    split_stride,
-    dtype: tl.constexpr,
-    SPLITS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HALF: tl.constexpr,
-):
+def _load_halves(start, heads, head_stride, is_head, HEAD_DIM: tl.constexpr, HALF: tl.constexpr):
     columns = tl.arange(0, HALF)
     mask = is_head[:, None] & (columns < HEAD_DIM // 2)[None, :]
     at = start + heads[:, None] * head_stride + columns[None, :]
-    low = _load_sum(at, mask, split_stride, SPLITS)
-    high = _load_sum(at + HEAD_DIM // 2, mask, split_stride, SPLITS)
-    return low.to(dtype), high.to(dtype)
+    low = tl.load(at, mask=mask, other=0.0)
+    high = tl.load(at + HEAD_DIM // 2, mask=mask, other=0.0)
+    return low, high
 
 
 @triton.jit
@@ -154,8 +132,7 @@ def rope_kernel(
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     is_head = heads < NUM_HEADS
     start = x + token * token_stride
-    dtype = out.dtype.element_ty
-    low, high = _load_halves(start, heads, head_stride, is_head, 0, dtype, 1, HEAD_DIM, HALF)
+    low, high = _load_halves(start, heads, head_stride, is_head, HEAD_DIM, HALF)
     low, high = _rotate(low, high, cos, sin, token, HEAD_DIM, HALF)
     start = out + token * NUM_HEADS * HEAD_DIM
     _store_halves(start, heads, is_head, low, high, HEAD_DIM, HALF)
@@ -172,7 +149,6 @@ def qk_norm_rope_store_kernel(
     q_out,
     pool,
     slots,
-    split_stride,
     qkv_stride,
     BLOCK_SIZE: tl.constexpr,
     NUM_Q_HEADS: tl.constexpr,
@@ -181,7 +157,6 @@ def qk_norm_rope_store_kernel(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
-    SPLITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     release_successor(PDL)
@@ -189,13 +164,10 @@ def qk_norm_rope_store_kernel(
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     row = qkv + token * qkv_stride
-    dtype = pool.dtype.element_ty
     if group < tl.cdiv(NUM_Q_HEADS, HEADS):
         heads = group * HEADS + tl.arange(0, HEADS)
         is_head = heads < NUM_Q_HEADS
-        low, high = _load_halves(
-            row, heads, HEAD_DIM, is_head, split_stride, dtype, SPLITS, HEAD_DIM, HALF
-        )
+        low, high = _load_halves(row, heads, HEAD_DIM, is_head, HEAD_DIM, HALF)
         if HAS_NORM:
             low, high = _norm_halves(low, high, q_weight, eps, HEAD_DIM, HALF)
         q_low, q_high = _rotate(low, high, cos, sin, token, HEAD_DIM, HALF)
@@ -206,13 +178,9 @@ def qk_norm_rope_store_kernel(
         heads = (group - tl.cdiv(NUM_Q_HEADS, HEADS)) * HEADS + tl.arange(0, HEADS)
         is_head = heads < tl.where(slot >= 0, NUM_KV_HEADS, 0)
         keys = row + NUM_Q_HEADS * HEAD_DIM
-        low, high = _load_halves(
-            keys, heads, HEAD_DIM, is_head, split_stride, dtype, SPLITS, HEAD_DIM, HALF
-        )
+        low, high = _load_halves(keys, heads, HEAD_DIM, is_head, HEAD_DIM, HALF)
         values = keys + NUM_KV_HEADS * HEAD_DIM
-        v_low, v_high = _load_halves(
-            values, heads, HEAD_DIM, is_head, split_stride, dtype, SPLITS, HEAD_DIM, HALF
-        )
+        v_low, v_high = _load_halves(values, heads, HEAD_DIM, is_head, HEAD_DIM, HALF)
         if HAS_NORM:
             low, high = _norm_halves(low, high, k_weight, eps, HEAD_DIM, HALF)
         k_low, k_high = _rotate(low, high, cos, sin, token, HEAD_DIM, HALF)

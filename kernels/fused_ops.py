@@ -71,46 +71,28 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         normed: [num_tokens, size].
         residual: [num_tokens, size], x + residual.
     """
+    num_tokens, size = x.shape
     assert residual.dtype == x.dtype, (residual.dtype, x.dtype)
-    return add_rms_norm_partials(x[None], residual, weight, eps)
-
-
-def add_rms_norm_partials(
-    partials: Tensor, residual: Tensor, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """`add_rms_norm` of an x that is still the sum of its splits, added up in float32 as read.
-
-    Args:
-        partials: [num_splits, num_tokens, size], last axis contiguous, any dtype.
-        residual: [num_tokens, size], last axis contiguous.
-        weight: [size], contiguous, dtype of residual.
-
-    Returns:
-        As `add_rms_norm`, in the dtype of residual.
-    """
-    num_splits, num_tokens, size = partials.shape
-    assert residual.shape == (num_tokens, size), (residual.shape, partials.shape)
-    assert partials.stride(2) == 1, (partials.stride(), residual.stride())
-    assert residual.stride(1) == 1, (partials.stride(), residual.stride())
-    _check_weight(weight, size, residual.dtype)
-    normed = torch.empty((num_tokens, size), dtype=residual.dtype, device=residual.device)
+    assert residual.shape == (num_tokens, size), (residual.shape, x.shape)
+    assert x.stride(1) == 1, (x.stride(), residual.stride())
+    assert residual.stride(1) == 1, (x.stride(), residual.stride())
+    _check_weight(weight, size, x.dtype)
+    normed = torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
     total = torch.empty_like(normed)
     if num_tokens:
         add_rms_norm_kernel[(num_tokens,)](
-            partials,
+            x,
             residual,
             weight,
             normed,
             total,
             eps,
-            partials.stride(0),
-            partials.stride(1),
+            x.stride(0),
             residual.stride(0),
             SIZE=size,
             BLOCK=triton.next_power_of_2(size),
-            SPLITS=num_splits,
             num_warps=_num_warps(size),
-            **launch_options(residual.device),
+            **launch_options(x.device),
         )
     return normed, total
 
@@ -183,38 +165,12 @@ def qk_norm_rope_store(
     Returns:
         q: [num_tokens, num_q_heads, head_dim], normed and rotated, contiguous.
     """
-    assert qkv.dtype == layer_kv.dtype, (qkv.dtype, layer_kv.dtype)
-    return qk_norm_rope_store_partials(
-        qkv[None], q_norm_weight, k_norm_weight, eps, cos, sin, layer_kv, slots
-    )
-
-
-def qk_norm_rope_store_partials(
-    partials: Tensor,
-    q_norm_weight: Tensor | None,
-    k_norm_weight: Tensor | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    layer_kv: Tensor,
-    slots: Tensor,
-) -> Tensor:
-    """`qk_norm_rope_store` of a projection that is still the sum of its splits.
-
-    The sum is taken in float32 as it is read, then rounded to the dtype of layer_kv.
-
-    Args:
-        partials: [num_splits, num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim], last axis
-            contiguous, any dtype.
-
-    Returns:
-        q: [num_tokens, num_q_heads, head_dim], dtype of layer_kv.
-    """
-    (num_splits, num_tokens, size), (num_kv_heads, head_dim) = partials.shape, layer_kv.shape[3:]
-    num_q_heads, dtype = size // head_dim - 2 * num_kv_heads, layer_kv.dtype
-    assert size == (num_q_heads + 2 * num_kv_heads) * head_dim, (partials.shape, layer_kv.shape)
-    assert num_q_heads > 0, (num_q_heads, partials.stride())
-    assert partials.stride(2) == 1, (num_q_heads, partials.stride())
+    (num_tokens, size), (num_kv_heads, head_dim) = qkv.shape, layer_kv.shape[3:]
+    num_q_heads, dtype = size // head_dim - 2 * num_kv_heads, qkv.dtype
+    assert size == (num_q_heads + 2 * num_kv_heads) * head_dim, (qkv.shape, layer_kv.shape)
+    assert dtype == layer_kv.dtype, (dtype, layer_kv.dtype)
+    assert num_q_heads > 0, (num_q_heads, qkv.stride())
+    assert qkv.stride(1) == 1, (num_q_heads, qkv.stride())
     assert layer_kv.shape[1] == 2, (layer_kv.shape, layer_kv.stride())
     assert layer_kv.is_contiguous(), (layer_kv.shape, layer_kv.stride())
     assert slots.shape == (num_tokens,), (slots.shape, slots.dtype)
@@ -225,13 +181,13 @@ def qk_norm_rope_store_partials(
         if weight is not None:
             _check_weight(weight, head_dim, dtype)
     _check_angles(cos, sin, num_tokens, head_dim)
-    q = torch.empty((num_tokens, num_q_heads, head_dim), dtype=dtype, device=partials.device)
+    q = torch.empty((num_tokens, num_q_heads, head_dim), dtype=dtype, device=qkv.device)
     if num_tokens == 0:
         return q
     tile = min(HEADS_PER_PROGRAM, triton.next_power_of_2(num_q_heads))
     num_groups = triton.cdiv(num_q_heads, tile) + triton.cdiv(num_kv_heads, tile)
     qk_norm_rope_store_kernel[(num_tokens, num_groups)](
-        partials,
+        qkv,
         q_norm_weight,
         k_norm_weight,
         eps,
@@ -240,8 +196,7 @@ def qk_norm_rope_store_partials(
         q,
         layer_kv,
         slots,
-        partials.stride(0),
-        partials.stride(1),
+        qkv.stride(0),
         BLOCK_SIZE=layer_kv.shape[2],
         NUM_Q_HEADS=num_q_heads,
         NUM_KV_HEADS=num_kv_heads,
@@ -249,9 +204,8 @@ def qk_norm_rope_store_partials(
         HEADS=tile,
         HALF=triton.next_power_of_2(head_dim // 2),
         HAS_NORM=q_norm_weight is not None,
-        SPLITS=num_splits,
         num_warps=4,
-        **launch_options(partials.device),
+        **launch_options(qkv.device),
     )
     return q
 

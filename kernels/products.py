@@ -12,11 +12,9 @@ from torch.nn.functional import linear
 
 from zipage_lang.kernels import fused_ops
 from zipage_lang.kernels.hopper.build import KernelsUnavailableError
-from zipage_lang.kernels.hopper.choose import is_faster
+from zipage_lang.kernels.hopper.choose import MAX_ROWS, is_faster
 from zipage_lang.kernels.hopper.library import load
 from zipage_lang.kernels.hopper.linear import GATE_GROUP, HopperLinear
-
-MAX_ROWS = 192  # above, a product is bound by arithmetic and cuBLAS is faster
 
 _LOG = logging.getLogger(__name__)
 

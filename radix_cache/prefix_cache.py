@@ -185,11 +185,6 @@ class PrefixCache:
         short even so.
         """
         self._assert_idle(table)
-        room = len(table.block_ids) * self.block_size - table.resident_len
-        if 0 < num_tokens <= room and not self._pool.is_shared(table.block_ids[-1]):
-            table.resident_len += num_tokens  # nearly every decode: no block is needed
-            table.logical_len += num_tokens
-            return Append(len(table.block_ids), (), None)
         # Asked before anything is evicted: that can leave this table alone with its last block.
         must_copy = num_tokens > 0 and self._is_last_block_shared(table)
         new_ids = self._allocate(self.num_new_blocks(table, num_tokens))
@@ -205,6 +200,15 @@ class PrefixCache:
         table.resident_len += num_tokens
         table.logical_len += num_tokens
         return Append(first, tuple(new_ids), copy)
+
+    def append_in_place(self, table: BlockTable) -> bool:
+        """As append() of one token, if it needs no block: nearly every decode. Else no change."""
+        assert table.compaction is None and table.lock_node is not None, "this table is not idle"
+        if table.resident_len % self.block_size == 0 or self._pool.is_shared(table.block_ids[-1]):
+            return False
+        table.resident_len += 1
+        table.logical_len += 1
+        return True
 
     def commit(self, table: BlockTable, token_ids: Sequence[int], num_tokens: int) -> None:
         """The first `num_tokens` tokens are computed: share their full blocks through the tree.

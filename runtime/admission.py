@@ -102,7 +102,7 @@ class Admission:
         if request.kv.mode == "adaptive":
             return self._planner.longest_start(request) - 1
         bound = request.kv.protected_len + request.kv.max_tail_len
-        if self._state.slots.needs_queries(request):
+        if request.needs_queries:
             bound -= self._state.limits.window
         return max(0, bound)
 

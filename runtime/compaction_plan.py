@@ -29,9 +29,8 @@ class CompactionPlanner:
         """
         if request.kv.mode != "fixed":
             return UNBOUNDED
-        slots = self._state.slots
-        if slots.needs_queries(request) and request.query_slot is None:
-            return slots.line(request) - request.resident_len
+        if self._lacks_slot(request):
+            return request.query_line - request.resident_len
         bound = request.kv.protected_len + request.kv.max_tail_len
         overshoot = bound + self._state.block_size - request.resident_len
         return max(bound - request.resident_len, min(self._num_missing_queries(request), overshoot))
@@ -50,7 +49,7 @@ class CompactionPlanner:
         bound = request.kv.protected_len + request.kv.max_tail_len
         if request.kv.mode != "fixed" or request.resident_len < bound:
             return False
-        if not self._state.slots.needs_queries(request):
+        if not request.needs_queries:
             return True
         if request.resident_len >= bound + self._state.block_size:
             return self._state.slots.num_queries(request) > 0
@@ -65,7 +64,7 @@ class CompactionPlanner:
 
     def longest_start(self, request: Request) -> int:
         """Resident slots that a request may never be asked to start behind."""
-        if not self._state.slots.needs_queries(request):
+        if not request.needs_queries:
             return UNBOUNDED
         if request.kv.mode == "fixed":
             bound = request.kv.protected_len + request.kv.max_tail_len
@@ -83,7 +82,7 @@ class CompactionPlanner:
             return False
         if request.tail_len <= request.kv.budget or self._lacks_slot(request):
             return False
-        if self._state.slots.needs_queries(request):
+        if request.needs_queries:
             since = request.logical_len - request.last_compaction_at
             wanted = min(self._state.limits.window, request.kv.interval)
             if min(since, self._state.slots.num_queries(request)) < wanted:
@@ -181,10 +180,10 @@ class CompactionPlanner:
         return -(-(request.kv.protected_len + tail_len) // self._state.block_size)
 
     def _lacks_slot(self, request: Request) -> bool:
-        return self._state.slots.needs_queries(request) and request.query_slot is None
+        return request.needs_queries and request.query_slot is None
 
     def _num_missing_queries(self, request: Request) -> int:
-        if not self._state.slots.needs_queries(request):
+        if not request.needs_queries:
             return 0
         wanted = min(self._state.limits.window, self._state.block_size)
         return max(0, wanted - self._state.slots.num_queries(request))

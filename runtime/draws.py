@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -103,7 +104,7 @@ def _sample(
 
 
 def _with_standing(sample: Sample, standing: Standing) -> Sample:
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         sample,
         error=sample.error or standing.error,
         logprobs=None if sample.logprobs is None else _without_impossible(sample.logprobs),

@@ -62,6 +62,11 @@ class Intake:
             sampling=message.sampling,
             seed=sample_seed(root, index),
             kv=kv,
+            end_len=min(
+                len(message.token_ids) + message.sampling.max_tokens, self._limits.max_model_len
+            ),
+            needs_queries=kv.compacts and self._policy_queries[kv.policy] > 0,
+            query_line=kv.protected_len + kv.max_tail_len - self._limits.window,
             namespace=message.namespace,
             priority=message.priority,
             group_id=message.group_id,

@@ -6,6 +6,8 @@ Knows nothing of why anything was decided.
 
 import dataclasses
 
+import msgspec
+
 from zipage_lang.radix_cache.block_table import Append, CompactionBlocks
 from zipage_lang.runtime.request import Request
 from zipage_lang.runtime.step_plan import (
@@ -19,8 +21,7 @@ from zipage_lang.runtime.step_plan import (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PlannedChunk:
+class PlannedChunk(msgspec.Struct, frozen=True):
     request: Request
     chunk: Chunk
     sampling_requests: tuple[Request, ...]  # in the order of chunk.sample_rows
@@ -83,6 +84,11 @@ class PlanBuilder:
             self._copies.append(BlockCopy(*append.copy))
         if append.block_ids:
             self._updates.append(BlockUpdate(request.row, append.first, append.block_ids))
+
+    def add_decode(self, request: Request, chunk: Chunk) -> None:
+        """As `add_chunk` of a request that draws for itself alone."""
+        self.chunks.append(PlannedChunk(request, chunk, (request,)))
+        self._planned.add(chunk.row)
 
     def add_chunk(self, planned: PlannedChunk) -> None:
         self.chunks.append(planned)

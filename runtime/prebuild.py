@@ -1,7 +1,8 @@
 """Builds what a start would build, ahead of it: `python -m zipage_lang.runtime.prebuild`.
 
-FlashInfer's attention is compiled by nvcc, with or without a card; Triton's kernels need the card
-they are for, so an engine with random weights is started once. Both stay in the user's cache.
+Our Hopper products and FlashInfer's attention are compiled by nvcc, with or without a card;
+Triton's kernels need the card they are for, so an engine with random weights is started once. All
+stay in the user's cache.
 Knows nothing of what is in the kernels.
 """
 
@@ -29,7 +30,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--card", help=f"compute capability; none: of the card that is there, else {CARD}"
     )
-    parser.add_argument("--copy-to", type=Path, help="also copy the libraries there, to be carried")
+    parser.add_argument(
+        "--copy-to", type=Path, help="also copy the libraries into its zipage/ and flashinfer/"
+    )
     parser.add_argument(
         "--model", action="append", default=[], help="on a card: Triton's kernels for this shape"
     )
@@ -38,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         for name in options.model:
             published_shape(name)
-        build_flashinfer(options.head_dim or HEAD_DIMS, options.card, options.copy_to)
+        build_libraries(options.head_dim or HEAD_DIMS, options.card, options.copy_to)
         for name in options.model:
             build_triton(name)
     except (ValueError, RuntimeError) as error:
@@ -47,22 +50,51 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def build_flashinfer(head_dims: Sequence[int], card: str | None, copy_to: Path | None) -> None:
-    """Compile the attention for each head size; `copy_to` gets the layout of FlashInfer's own
-    folder for prebuilt libraries, NAME/NAME.so, which stands at flashinfer/data/aot."""
+def build_libraries(head_dims: Sequence[int], card: str | None, copy_to: Path | None) -> None:
+    """Compile what nvcc compiles: our products where the card is a Hopper, FlashInfer's attention
+    for each head size. `copy_to` gets two folders: `zipage`, what ZIPAGE_KERNELS may name, and
+    `flashinfer`, laid out as flashinfer/data/aot is."""
+    import torch
+
+    from zipage_lang.kernels.flashinfer_module import check_head_dim
+
+    for head_dim in head_dims:
+        check_head_dim(head_dim)
+    if card is not None or not torch.cuda.is_available():
+        card = card or CARD
+        os.environ["FLASHINFER_CUDA_ARCH_LIST"] = card  # read when FlashInfer is imported
+        is_hopper = card == CARD
+    else:
+        is_hopper = torch.cuda.get_device_capability()[0] == 9
+    if is_hopper:
+        build_hopper(copy_to)
+    build_flashinfer(head_dims, copy_to)
+
+
+def build_hopper(copy_to: Path | None) -> None:
+    from zipage_lang.kernels.hopper.build import library_path
+
+    library = library_path()
+    print(library)
+    if copy_to is not None:
+        _copy(library, copy_to / "zipage")
+
+
+def build_flashinfer(head_dims: Sequence[int], copy_to: Path | None) -> None:
     import torch
 
     from zipage_lang.kernels.flashinfer_module import build_attention
 
-    if card is not None or not torch.cuda.is_available():
-        os.environ["FLASHINFER_CUDA_ARCH_LIST"] = card or CARD  # read when FlashInfer is imported
     for head_dim in head_dims:
         library = build_attention(torch.bfloat16, head_dim)
         print(library)
         if copy_to is not None:
-            folder = copy_to / library.stem
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(library, folder)
+            _copy(library, copy_to / "flashinfer" / library.stem)
+
+
+def _copy(library: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(library, folder)
 
 
 def build_triton(model: str) -> None:

@@ -5,7 +5,7 @@ comes within `window` tokens of being due; without one it waits at that line.
 Knows nothing of blocks or tensors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from zipage_lang.runtime.request import Request, Status
 
@@ -13,9 +13,8 @@ from zipage_lang.runtime.request import Request, Status
 class QuerySlots:
     """Hands out slots: at once while some are free, else by taking one that is not needed yet."""
 
-    def __init__(self, num_slots: int, window: int, policy_queries: Mapping[str, int]) -> None:
+    def __init__(self, num_slots: int, window: int) -> None:
         self._window = window
-        self._policy_queries = policy_queries
         self._free = list(range(num_slots - 1, -1, -1))
         self._holders: dict[int, Request] = {}
 
@@ -23,39 +22,27 @@ class QuerySlots:
     def num_free(self) -> int:
         return len(self._free)
 
-    def needs_queries(self, request: Request) -> bool:
-        """Whether this request's policy scores with queries at all."""
-        return request.kv.compacts and self._policy_queries[request.kv.policy] > 0
-
     def num_queries(self, request: Request) -> int:
         """How many of the request's last tokens have their query in its ring."""
         if request.query_slot is None:
             return 0
         return min(self._window, request.logical_len - request.query_slot_since)
 
-    def line(self, request: Request) -> int:
-        """Resident length that a request without a slot may not pass."""
-        return request.kv.protected_len + request.kv.max_tail_len - self._window
-
-    def provide(self, request: Request) -> None:
-        """As `provide_free`, or at its line take one that is not needed yet.
+    def provide(self, requests: Iterable[Request]) -> None:
+        """As `provide_free`, or at their line take one that is not needed yet.
 
         Only before any chunk of the step is planned: a ring has one writer per step.
         """
-        self.provide_free(request)
-        if request.query_slot is not None or not self.needs_queries(request):
-            return
-        if request.kv.mode == "fixed" and request.resident_len >= self.line(request):
-            lender = self._pick_lender(request)
-            if lender is not None:
-                slot = lender.query_slot
-                assert slot is not None
-                lender.query_slot = None
-                self._give(request, slot)
+        for request in requests:
+            if request.query_slot is None and request.needs_queries:
+                if self._free:
+                    self._give(request, self._free.pop())
+                elif request.kv.mode == "fixed" and request.resident_len >= request.query_line:
+                    self._borrow(request)
 
     def provide_free(self, request: Request) -> None:
         """Give the request a slot if it can use one and one is free."""
-        if request.query_slot is None and self.needs_queries(request) and self._free:
+        if request.query_slot is None and request.needs_queries and self._free:
             self._give(request, self._free.pop())
 
     def release(self, request: Request) -> None:
@@ -80,6 +67,14 @@ class QuerySlots:
         request.query_slot = slot
         request.query_slot_since = request.logical_len
 
+    def _borrow(self, request: Request) -> None:
+        lender = self._pick_lender(request)
+        if lender is not None:
+            slot = lender.query_slot
+            assert slot is not None
+            lender.query_slot = None
+            self._give(request, slot)
+
     def _pick_lender(self, request: Request) -> Request | None:
         """The holder farthest from needing its slot; past its line one keeps it to the end."""
         idle = [holder for holder in self._holders.values() if self._can_lend(holder, request)]
@@ -93,4 +88,4 @@ class QuerySlots:
         return self._distance(holder) >= 0
 
     def _distance(self, holder: Request) -> int:
-        return self.line(holder) - holder.resident_len
+        return holder.query_line - holder.resident_len

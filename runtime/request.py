@@ -45,6 +45,9 @@ class Request:
     sampling: SamplingParams
     seed: int
     kv: KVSettings
+    end_len: int  # known tokens at which it ends by count
+    needs_queries: bool  # whether its policy scores with queries at all
+    query_line: int  # resident length that it may not pass without a query slot, if it needs one
     namespace: str = ""
     priority: int = 0
     group_id: str = ""
@@ -144,13 +147,14 @@ class Request:
         )
 
     def kv_usage(self) -> KVUsage:
-        if self.table is None:
+        table = self.table
+        if table is None:
             return self.last_kv
         return KVUsage(
-            logical_len=self.logical_len,
-            resident_len=self.resident_len,
+            logical_len=table.logical_len,
+            resident_len=table.resident_len,
             max_resident_len=self.max_resident_len,
-            protected_len=min(self.kv.protected_len, self.resident_len),
+            protected_len=min(self.kv.protected_len, table.resident_len),
             compactions=self.compactions,
             dropped=self.dropped,
             recomputed=self.num_recomputed,

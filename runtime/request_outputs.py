@@ -29,8 +29,11 @@ class RequestOutputs:
         finish_reason: str | None,
         stop_token_id: int | None,
     ) -> None:
-        is_first = request.num_output_tokens == 1 and request.sample_index == 0
-        wants_prompt = request.sampling.prompt_logprobs is not None and is_first
+        wants_prompt = (
+            request.sampling.prompt_logprobs is not None
+            and request.sample_index == 0
+            and request.num_output_tokens == 1
+        )
         self._items.append(
             TokenOutput(
                 request_id=request.request_id,

@@ -20,6 +20,7 @@ from zipage_lang.runtime.pressure import Pressure
 from zipage_lang.runtime.request import Request, RequestRefused, Status
 from zipage_lang.runtime.request_outputs import RequestOutputs, logprob_entry
 from zipage_lang.runtime.scheduler_state import SchedulerState
+from zipage_lang.runtime.steady_decodes import SteadyDecodes
 from zipage_lang.runtime.step_plan import (
     Chunk,
     PromptScore,
@@ -41,8 +42,9 @@ class Scheduler:
         policy_queries: Mapping[str, int],
     ) -> None:
         self._config, self._limits = config, limits
-        self._state = SchedulerState(config, cache, limits, policy_queries)
+        self._state = SchedulerState(config, cache, limits)
         self._planner = CompactionPlanner(self._state)
+        self._steady = SteadyDecodes(self._state)
         self._pressure = Pressure(self._state, self._planner)
         self._admission = Admission(self._state, self._planner)
         self._branching = Branching(self._state, self._planner)
@@ -127,8 +129,7 @@ class Scheduler:
         Empty only when all that can move waits for a result that is still to come.
         """
         plan = PlanBuilder()
-        for request in self._state.running:
-            self._state.slots.provide(request)
+        self._state.slots.provide(self._state.running)
         if self._is_memory_wanted:
             self._pressure.compact_adaptive(plan)
             self._take_turns(plan)
@@ -153,7 +154,9 @@ class Scheduler:
         self._take_prompt_logprobs(builder, result)
         by_row = {sample.row: sample for sample in result.samples}
         for planned in builder.chunks:
-            self._commit(planned)
+            for request in planned.sampling_requests or (planned.request,):
+                if not request.is_prefilled:
+                    self._share_prompt(request)
             for request, row in zip(
                 planned.sampling_requests, planned.chunk.sample_rows, strict=True
             ):
@@ -210,12 +213,16 @@ class Scheduler:
 
     def _run_on(self, plan: PlanBuilder, budget: int) -> int:
         """Those who run: decodes (and whoever stalled last time) first, then prefill chunks."""
-        order = sorted(
-            self._state.running, key=lambda r: not (r.num_uncomputed == 1 or r.is_stalled)
-        )
-        for request in order:
+        first, later = [], []
+        for request in self._state.running:
+            is_first = request.num_uncomputed == 1 or request.is_stalled
+            (first if is_first else later).append(request)
+        for request in first + later:
             if request.status is Status.RUNNING and budget > 0 and not plan.is_planned(request):
-                budget -= self._advance(request, plan, budget)
+                if self._steady.plan(request, plan):
+                    budget -= 1
+                else:
+                    budget -= self._advance(request, plan, budget)
         return budget
 
     def _admit(self, plan: PlanBuilder, budget: int) -> int:
@@ -270,11 +277,7 @@ class Scheduler:
     def _surely_ends(self, request: Request) -> bool:
         """Whether the token that is being drawn is the last one by count."""
         num_tokens = len(request.token_ids) + request.num_pending
-        num_output_tokens = num_tokens - request.num_prompt_tokens
-        return request.num_pending > 0 and (
-            num_output_tokens >= request.sampling.max_tokens
-            or num_tokens >= self._limits.max_model_len
-        )
+        return request.num_pending > 0 and num_tokens >= request.end_len
 
     def _num_tokens(self, request: Request, budget: int) -> int:
         chunk = self._config.max_chunk_len or budget
@@ -350,16 +353,15 @@ class Scheduler:
 
     # Taking results in
 
-    def _commit(self, planned: PlannedChunk) -> None:
+    def _share_prompt(self, request: Request) -> None:
         """Prompt blocks that are computed now may be shared from the next step on."""
-        for request in dict.fromkeys((planned.request, *planned.sampling_requests)):
-            table = request.table
-            if table is None or request.is_prefilled:
-                continue
-            if not table.is_compacted and not table.is_compacting:
-                num_tokens = min(table.logical_len, request.num_prompt_tokens)
-                self._state.cache.commit(table, request.token_ids, num_tokens)
-            request.is_prefilled = table.logical_len >= request.num_prompt_tokens
+        table = request.table
+        if table is None:
+            return
+        if not table.is_compacted and not table.is_compacting:
+            num_tokens = min(table.logical_len, request.num_prompt_tokens)
+            self._state.cache.commit(table, request.token_ids, num_tokens)
+        request.is_prefilled = table.logical_len >= request.num_prompt_tokens
 
     def _take_prompt_logprobs(self, builder: PlanBuilder, result: StepResult) -> None:
         requests = {planned.chunk.row: planned.request for planned in builder.chunks}
@@ -372,7 +374,7 @@ class Scheduler:
 
     def _take_sample(self, request: Request, sample: Sample) -> None:
         request.num_pending -= 1
-        if request.status in (Status.ENDED, Status.HELD):
+        if request.status is Status.ENDED or request.status is Status.HELD:
             return
         if sample.error is None:
             self._take_token(request, sample)
@@ -403,16 +405,12 @@ class Scheduler:
 
     def _finish_reason(self, request: Request, token_id: int) -> str | None:
         sampling = request.sampling
-        if request.num_output_tokens >= sampling.min_tokens:
-            if token_id in sampling.stop_token_ids:
-                return "stop"
-            if token_id in self._limits.eos_token_ids and not sampling.ignore_eos:
-                return "stop"
-        if request.num_output_tokens >= sampling.max_tokens:
-            return "length"
-        if len(request.token_ids) >= self._limits.max_model_len:
-            return "length"
-        return None
+        is_end = token_id in sampling.stop_token_ids or (
+            token_id in self._limits.eos_token_ids and not sampling.ignore_eos
+        )
+        if is_end and request.num_output_tokens >= sampling.min_tokens:
+            return "stop"
+        return "length" if len(request.token_ids) >= request.end_len else None
 
     def _cut(self, request: Request, num_output_tokens: int) -> None:
         """Forget tokens behind a stop string; a state that can't be cut there is not kept."""

@@ -4,7 +4,7 @@ Holds and moves, decides nothing. Knows nothing of steps.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from sortedcontainers import SortedKeyList
 
@@ -48,7 +48,6 @@ class SchedulerState:
         config: SchedulerConfig,
         cache: CacheConfig,
         limits: Limits,
-        policy_queries: Mapping[str, int],
     ) -> None:
         self.config, self.limits = config, limits
         self.cache = PrefixCache(limits.num_blocks, cache.block_size, enabled=cache.prefix_caching)
@@ -58,7 +57,7 @@ class SchedulerState:
         self.held: dict[str, Request] = {}  # oldest first
         self.compacting: dict[int, PlannedCompaction] = {}  # by ident, until it is done
         self.parting: list[Request] = []  # ended while compacting: their blocks are still in use
-        self.slots = QuerySlots(limits.num_query_slots, limits.window, policy_queries)
+        self.slots = QuerySlots(limits.num_query_slots, limits.window)
         self.host = HostBlocks(limits.num_host_blocks)
         self.counts = Counts()
         self._free_rows = list(range(config.max_running - 1, -1, -1))

@@ -66,8 +66,7 @@ class PromptScore:
     num_top: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """One row's tokens in this step's forward pass: a decode, or a prefill's or cache hit's rest.
 
     Token j of the chunk has logical position `position + j` and is stored in the row's resident
@@ -155,8 +154,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # (token id, logprob), likeliest first
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True, gc=False):
     """The token one row drew."""
 
     row: int

@@ -1,4 +1,4 @@
-"""A decode step of 128 requests at 2,304 resident tokens against weights and KV over copy bandwidth.
+"""A decode step of 128 requests at 2,304 resident tokens, against what copy bandwidth allows.
 
     python3 benchmarks/card/decode_step.py [rows] [kv_len]
 
@@ -13,13 +13,17 @@ from model_step import time_model
 from timing import event_ms
 
 
-def main() -> None:
-    num_rows, kv_len = (int(word) for word in (sys.argv[1:] or ["128", "2304"]))
+def copy_rate() -> float:
+    """Bytes read and written a second; its memory is free again afterwards."""
     source = torch.empty(2**32, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    copy = 2 * source.nbytes / (event_ms(lambda: target.copy_(source)) / 1e3)
+    return 2 * source.nbytes / (event_ms(lambda: target.copy_(source)) / 1e3)
+
+
+def main() -> None:
+    num_rows, kv_len = (int(word) for word in (sys.argv[1:] or ["128", "2304"]))
+    copy = copy_rate()
     print(f"copy {copy / 1e12:.3f} TB/s")
-    del source, target
     report: dict[str, Any] = {}
     time_model(report, copy, num_rows=num_rows, kv_len=kv_len)
 

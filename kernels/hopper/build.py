@@ -10,6 +10,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from zipage_lang.kernels.build_progress import shown_build
+
 FOLDER = Path(__file__).resolve().parent
 NVCC_FLAGS = (
     "-std=c++17",
@@ -31,7 +33,7 @@ def library_path() -> Path:
     """The library built from the source beside this file, built now if nobody did before.
 
     Looked for in the folder ZIPAGE_KERNELS, in `prebuilt/` beside this file, then in the cache
-    folder (XDG_CACHE_HOME or ~/.cache), where a new one goes; building takes about a minute.
+    folder (XDG_CACHE_HOME or ~/.cache), where a new one goes; it is built with progress shown.
 
     Raises KernelsUnavailableError.
     """
@@ -57,27 +59,32 @@ def cache_folder() -> Path:
 
 
 def build(target: Path) -> Path:
-    """Compile into `target`, which appears whole or not at all.
+    """Compile into `target`, which appears whole or not at all; shows progress. Needs no card.
 
     Raises KernelsUnavailableError without nvcc, or with its output where it fails.
     """
     nvcc = _find_nvcc()
     target.parent.mkdir(parents=True, exist_ok=True)
+    note = f"about half a minute, once; kept in {target.parent}"
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
-        command = [nvcc, *NVCC_FLAGS, "-o", str(made), str(FOLDER / "linear.cu")]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise KernelsUnavailableError(
-                f"{nvcc} took over {BUILD_TIMEOUT_S} s for {FOLDER}"
-            ) from error
-        if done.returncode != 0:
-            raise KernelsUnavailableError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+        with shown_build("our Hopper products", note, made.parent, num_files=1):
+            _compile([nvcc, *NVCC_FLAGS, "-o", str(made), str(FOLDER / "linear.cu")])
         made.replace(target)
     return target
+
+
+def _compile(command: list[str]) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KernelsUnavailableError(
+            f"{command[0]} took over {BUILD_TIMEOUT_S} s for {FOLDER}"
+        ) from error
+    if done.returncode != 0:
+        raise KernelsUnavailableError(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
 
 
 def _named_folder() -> Path | None:

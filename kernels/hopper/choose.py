@@ -7,12 +7,12 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-MAX_ROWS = 256
 BLOCK_K = 64
 GROUP_ROWS = 64
 MAX_CLUSTER = 8
-ROW_SIZES = (16, 32, 64, 96, 128, 160, 192, 224, 256)
-MAX_ROWS_BY_GROUPS = {1: 192, 2: 256, 3: 192, 4: 128}  # what the library has kernels for
+ROW_SIZES = (16, 32, 64, 96, 128, 160, 192)
+MAX_ROWS = ROW_SIZES[-1]  # above, a product is bound by arithmetic and cuBLAS is faster
+MAX_ROWS_BY_GROUPS = {1: 192, 2: 192, 3: 192, 4: 128}  # what the library has kernels for
 # Clusters of each size from 0 that an H200 holds at once if its GPCs have 16 or 18 SMs.
 CLUSTERS_HELD = (0, 132, 66, 40, 32, 24, 16, 16, 16)
 
@@ -24,24 +24,18 @@ SM_REMOTE_BYTES_PER_US = 0.035e6
 CYCLES_PER_US = 1650
 START_US = 1.0  # launch, first bytes, last stores
 EXCHANGE_US = 1.0  # two cluster barriers and the first remote read
-MIN_STAGES = 3
-SHARED_BYTES = 208 * 1024  # of an SM's 227 KiB; the rest is for the next kernel's small CTAs
 
 
 class HopperConfig(NamedTuple):
     """One way to cut a product."""
 
     groups: int  # warpgroups of a CTA, 64 weight rows each
-    splits: int  # of K
+    splits: int  # of K, summed within the cluster
     sharers: int  # CTAs of a cluster that share each x tile
-    apart: bool = False  # splits are left to the next kernel to sum, else the cluster sums them
-    stages: int = 0  # of the ring; 0: what shared memory holds
-    prefetch: int = 0  # further 64-column blocks asked into L2 while the predecessor runs
-    shared_bytes: int = SHARED_BYTES
 
     @property
     def cluster_size(self) -> int:
-        return self.sharers if self.apart else self.sharers * self.splits
+        return self.sharers * self.splits
 
 
 def padded_rows(num_rows: int) -> int:
@@ -54,28 +48,28 @@ def padded_rows(num_rows: int) -> int:
 # (padded rows, out_size, in_size): (groups, splits, sharers), as found on an H200 by
 # `benchmarks/card/products.py sweep` for the shapes of Qwen3-8B; the rule serves all others.
 MEASURED: dict[tuple[int, int, int], tuple[int, int, int]] = {
-    (8, 4096, 4096): (4, 6, 1),
+    (16, 4096, 4096): (4, 6, 1),
     (32, 4096, 4096): (3, 5, 1),
     (64, 4096, 4096): (2, 3, 1),
     (96, 4096, 4096): (2, 3, 1),
     (128, 4096, 4096): (3, 4, 1),
     (160, 4096, 4096): (2, 3, 2),
     (192, 4096, 4096): (1, 1, 1),
-    (8, 24576, 4096): (3, 1, 1),
+    (16, 24576, 4096): (3, 1, 1),
     (32, 24576, 4096): (3, 1, 1),
     (64, 24576, 4096): (3, 1, 2),
     (96, 24576, 4096): (3, 1, 1),
     (128, 24576, 4096): (3, 1, 1),
     (160, 24576, 4096): (3, 1, 1),
     (192, 24576, 4096): (3, 1, 1),
-    (8, 4096, 12288): (4, 6, 1),
+    (16, 4096, 12288): (4, 6, 1),
     (32, 4096, 12288): (4, 6, 1),
     (64, 4096, 12288): (3, 5, 1),
     (96, 4096, 12288): (3, 5, 1),
     (128, 4096, 12288): (3, 5, 1),
     (160, 4096, 12288): (3, 5, 1),
     (192, 4096, 12288): (2, 3, 1),
-    (8, 6144, 4096): (3, 3, 1),
+    (16, 6144, 4096): (3, 3, 1),
     (32, 6144, 4096): (2, 2, 1),
     (64, 6144, 4096): (1, 1, 1),
     (96, 6144, 4096): (1, 1, 1),
@@ -97,42 +91,33 @@ def is_faster(num_rows: int, out_size: int, in_size: int) -> bool:
 
 @functools.cache
 def choose_config(
-    num_rows: int,
-    out_size: int,
-    in_size: int,
-    *,
-    apart: bool = False,
-    held: tuple[int, ...] = CLUSTERS_HELD,
+    num_rows: int, out_size: int, in_size: int, held: tuple[int, ...] = CLUSTERS_HELD
 ) -> HopperConfig:
     """The cut expected to be fastest for x [num_rows, in_size] and a weight [out_size, in_size].
 
     Args:
-        apart: the caller can sum splits itself, so they need not be exchanged within a cluster.
         held: how many clusters of each size the card holds at once, by size from 0.
+
+    Raises ValueError above MAX_ROWS.
     """
     measured = MEASURED.get((padded_rows(num_rows), out_size, in_size))
-    if measured is not None and not apart:
+    if measured is not None:
         return HopperConfig(*measured)
-    return ranked_configs(num_rows, out_size, in_size, apart=apart, held=held)[0]
+    return ranked_configs(num_rows, out_size, in_size, held)[0]
 
 
 def ranked_configs(
-    num_rows: int,
-    out_size: int,
-    in_size: int,
-    *,
-    apart: bool = False,
-    held: tuple[int, ...] = CLUSTERS_HELD,
+    num_rows: int, out_size: int, in_size: int, held: tuple[int, ...] = CLUSTERS_HELD
 ) -> list[HopperConfig]:
     """All possible cuts, by expected time."""
-    possible = _possible(padded_rows(num_rows), out_size, in_size, apart)
+    possible = _possible(padded_rows(num_rows), out_size, in_size)
     configs = [config for config in possible if held[config.cluster_size] > 0]
     return sorted(
         configs, key=lambda config: expected_us(config, num_rows, out_size, in_size, held)
     )
 
 
-def _possible(rows: int, out_size: int, in_size: int, apart: bool) -> Iterator[HopperConfig]:
+def _possible(rows: int, out_size: int, in_size: int) -> Iterator[HopperConfig]:
     for groups, max_rows in MAX_ROWS_BY_GROUPS.items():
         if rows > max_rows:
             continue
@@ -140,7 +125,7 @@ def _possible(rows: int, out_size: int, in_size: int, apart: bool) -> Iterator[H
             if rows // sharers % 8 or (sharers - 1) * GROUP_ROWS * groups >= out_size:
                 continue
             for splits in range(1, MAX_CLUSTER + 1):
-                config = HopperConfig(groups, splits, sharers, apart and splits > 1)
+                config = HopperConfig(groups, splits, sharers)
                 if config.cluster_size <= MAX_CLUSTER and splits <= in_size // BLOCK_K:
                     yield config
 
@@ -166,14 +151,12 @@ def expected_us(
         blocks * weight_bytes / SM_MEMORY_BYTES_PER_US,
         blocks * config.groups * (BLOCK_K // 16) * max(rows / 2, 32) / CYCLES_PER_US,
     )
-    return busy_us + START_US + _split_us(config, num_rows, out_size)
+    return busy_us + START_US + _split_us(config, num_rows)
 
 
-def _split_us(config: HopperConfig, num_rows: int, out_size: int) -> float:
+def _split_us(config: HopperConfig, num_rows: int) -> float:
     if config.splits == 1:
         return 0.0
-    if config.apart:  # written here, read by the next kernel
-        return 2 * 4 * num_rows * out_size * config.splits / L2_BYTES_PER_US
     own_bytes = 4 * num_rows * GROUP_ROWS * config.groups
     others = (config.splits - 1) / config.splits
     return EXCHANGE_US + own_bytes * others / SM_REMOTE_BYTES_PER_US

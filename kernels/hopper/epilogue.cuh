@@ -87,27 +87,6 @@ __device__ __forceinline__ void store_gated(const float (&acc)[kRows / 2], const
     }
 }
 
-// Left to the next kernel to sum; each store of a warp fills 4 whole 32-byte sectors.
-template <int kRows>
-__device__ __forceinline__ void store_partials(const float (&acc)[kRows / 2], const Params& p,
-                                               int weight_row, int split, int lane) {
-    int row = 2 * (lane % 4);
-    float* at = p.partials + static_cast<int64_t>(split * p.rows + row) * p.weight_rows +
-                weight_row + lane / 4;
-#pragma unroll
-    for (int i = 0; i < kRows / 2; i += 4, row += 8, at += 8 * p.weight_rows) {
-        compute_in_place(at);
-        if (row < p.rows) {
-            at[0] = acc[i];
-            at[8] = acc[i + 2];
-        }
-        if (row + 1 < p.rows) {
-            at[p.weight_rows] = acc[i + 1];
-            at[p.weight_rows + 8] = acc[i + 3];
-        }
-    }
-}
-
 // Partial sums lie as float32 [row of x, weight row of the tile]. The pitch spreads a warp's 32 values,
 // 8 weight rows by every second of 8 rows of x, over all banks.
 template <int kGroups>

@@ -9,25 +9,25 @@ import functools
 import torch
 
 from zipage_lang.kernels.hopper.build import KernelsUnavailableError, library_path
-from zipage_lang.kernels.hopper.choose import MAX_CLUSTER, SHARED_BYTES
+from zipage_lang.kernels.hopper.choose import MAX_CLUSTER
 
 MAP_BYTES = 128  # of a CUtensorMap
 MAP_ALIGNMENT = 64
 
 _int, _pointer = ctypes.c_int, ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[list[type], type]] = {
-    "zl_weight_map": ([_pointer, _pointer, _int, _int, _int], _int),
+    "zl_weight_map": ([_pointer, _pointer, _int, _int], _int),
     "zl_linear": (
         [
             *(_pointer, _int, _int),  # weight
             *(_pointer, _int),  # x
-            *(_pointer, _int, _pointer, _pointer),  # out, partials, bias
-            *[_int] * 9,
+            *(_pointer, _int, _pointer),  # out, bias
+            *[_int] * 5,  # rows, gated, groups, splits, sharers
             _pointer,  # stream
         ],
         _int,
     ),
-    "zl_max_clusters": ([_int] * 6, _int),
+    "zl_max_clusters": ([_int] * 4, _int),
     "zl_error": ([_int], ctypes.c_char_p),
 }
 
@@ -59,17 +59,8 @@ def clusters_held() -> tuple[int, ...]:
     """How many clusters of each size, from 0, this card holds at once."""
     sizes = range(1, MAX_CLUSTER + 1)
     # Any kernel will do: each takes a whole SM. Below 0 it is an error: the size does not exist.
-    counts = [load().zl_max_clusters(128, 2, size, 1, SHARED_BYTES, 0) for size in sizes]
+    counts = [load().zl_max_clusters(128, 2, size, 1) for size in sizes]
     return (0, *(max(0, count) for count in counts))
-
-
-def is_available() -> bool:
-    """Whether `load` would succeed; it may build the library."""
-    try:
-        load()
-    except KernelsUnavailableError:
-        return False
-    return True
 
 
 def check(code: int) -> None:
@@ -81,9 +72,9 @@ def check(code: int) -> None:
 class WeightMap:
     """A tensor map of one weight, in host memory aligned as the driver asks."""
 
-    def __init__(self, address: int, num_rows: int, num_columns: int, promotion: int) -> None:
+    def __init__(self, address: int, num_rows: int, num_columns: int) -> None:
         """address: of bfloat16 [num_rows, num_columns], contiguous, on the card."""
         self._memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
         start = ctypes.addressof(self._memory)
         self.address = start + -start % MAP_ALIGNMENT
-        check(load().zl_weight_map(self.address, address, num_rows, num_columns, promotion))
+        check(load().zl_weight_map(self.address, address, num_rows, num_columns))

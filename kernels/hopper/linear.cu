@@ -8,10 +8,12 @@ namespace zl {
 namespace {
 
 constexpr int kMaxGroups = 4;
-constexpr int kRowSizes[] = {16, 32, 64, 96, 128, 160, 192, 224, 256};
+constexpr int kRowSizes[] = {16, 32, 64, 96, 128, 160, 192};
 constexpr int kNumRowSizes = sizeof(kRowSizes) / sizeof(kRowSizes[0]);
+constexpr int kMaxRows = kRowSizes[kNumRowSizes - 1];
 constexpr int kMaxCluster = 8;
 constexpr int kMaxDynamicBytes = 226 * 1024;
+constexpr int kStageRoom = 208 * 1024;  // the rest is for the next kernel's small CTAs
 
 enum Code : int {
     kOk = 0,
@@ -34,8 +36,7 @@ struct Instance {
 // Accumulators, rows / 2 a thread, must leave room for addresses: a CTA of 9, 13 or 17 warps gets 168,
 // 128 or 96 registers a thread, since the SM's four parts each hold a quarter of the warps, rounded up.
 constexpr bool fits_registers(int groups, int rows) {
-    return (groups == 1 && rows <= 192) || groups == 2 ||
-           (groups == 3 && rows <= 192) || (groups == 4 && rows <= 128);
+    return groups <= 3 || rows <= 128;
 }
 
 template <int kGroups, int kRows>
@@ -58,9 +59,7 @@ Instance instance_of_rows(int size_index) {
         case 3: return make_instance<kGroups, kRowSizes[3]>();
         case 4: return make_instance<kGroups, kRowSizes[4]>();
         case 5: return make_instance<kGroups, kRowSizes[5]>();
-        case 6: return make_instance<kGroups, kRowSizes[6]>();
-        case 7: return make_instance<kGroups, kRowSizes[7]>();
-        default: return make_instance<kGroups, kRowSizes[8]>();
+        default: return make_instance<kGroups, kRowSizes[6]>();
     }
 }
 
@@ -114,11 +113,8 @@ struct Cut {
     int groups;
     int splits;
     int sharers;
-    int stages;  // 0: as many as shared_bytes holds
-    int shared_bytes;
-    bool apart;  // the splits are not summed
 
-    int cluster_size() const { return apart ? sharers : splits * sharers; }
+    int cluster_size() const { return splits * sharers; }
 };
 
 struct Plan {
@@ -142,9 +138,8 @@ int make_plan(Plan* plan, const Cut& cut, int rows) {
     const bool parts = part_rows * cut.sharers == kRowSizes[plan->size_index] && part_rows % 8 == 0;
     if (plan->instance.kernel == nullptr || !parts) return kBadConfig;
     const int stage_bytes = plan->instance.stage_bytes;
-    const int room = smaller(cut.shared_bytes, kMaxDynamicBytes) - kSwizzleBytes;
-    plan->stages = smaller(cut.stages > 0 ? cut.stages : room / stage_bytes, kMaxStages);
-    const int partial_bytes = cut.splits > 1 && !cut.apart ? rows * plan->instance.partial_bytes_per_row : 0;
+    plan->stages = smaller((kStageRoom - kSwizzleBytes) / stage_bytes, kMaxStages);
+    const int partial_bytes = cut.splits > 1 ? rows * plan->instance.partial_bytes_per_row : 0;
     plan->dynamic_bytes = larger(plan->stages * stage_bytes, partial_bytes) + kSwizzleBytes;
     if (plan->stages < 2 || plan->dynamic_bytes > kMaxDynamicBytes) return kTooMuchShared;
     return kOk;
@@ -165,8 +160,8 @@ struct Launch {
     cudaLaunchConfig_t config{};
     cudaLaunchAttribute attributes[2]{};
 
-    Launch(const Plan& plan, dim3 grid, int cluster_size, bool overlap, cudaStream_t stream) {
-        config.gridDim = grid;
+    Launch(const Plan& plan, int num_ctas, int cluster_size, cudaStream_t stream) {
+        config.gridDim = dim3(num_ctas);
         config.blockDim = dim3(plan.instance.threads);
         config.dynamicSmemBytes = plan.dynamic_bytes;
         config.stream = stream;
@@ -178,11 +173,14 @@ struct Launch {
             cluster.val.clusterDim.y = 1;
             cluster.val.clusterDim.z = 1;
         }
-        if (overlap) {
-            cudaLaunchAttribute& dependent = attributes[config.numAttrs++];
-            dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-            dependent.val.programmaticStreamSerializationAllowed = 1;
-        }
+    }
+
+    // Start before the kernel ahead in the stream is done, which sets no order but the kernel's own
+    // wait for it: sound if that kernel, too, waits for its predecessor.
+    void overlap_with_previous() {
+        cudaLaunchAttribute& dependent = attributes[config.numAttrs++];
+        dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        dependent.val.programmaticStreamSerializationAllowed = 1;
     }
 };
 
@@ -192,7 +190,7 @@ int count_clusters(int* count, const Plan& plan, const Cut& cut) {
     const int cluster_size = cut.cluster_size();
     int& entry = known[cut.groups][plan.size_index][cluster_size];
     if (entry == 0) {
-        const Launch launch(plan, dim3(cluster_size), cluster_size, false, nullptr);
+        const Launch launch(plan, cluster_size, cluster_size, nullptr);
         const void* kernel = reinterpret_cast<const void*>(plan.instance.kernel);
         cudaError_t error;
         if (cluster_size == 1) {
@@ -217,31 +215,27 @@ using namespace zl;
 extern "C" {
 
 // A host buffer of sizeof(CUtensorMap) = 128 bytes, aligned to 64, for a weight [rows, columns], bf16,
-// contiguous. promotion: 0 none, 1 64 B, 2 128 B, 3 256 B, what a miss fetches into L2 at least.
-int zl_weight_map(void* map, const void* weight, int rows, int columns, int promotion) {
+// contiguous.
+int zl_weight_map(void* map, const void* weight, int rows, int columns) {
     const bool shape = rows > 0 && columns > 0 && rows % kGroupM == 0 && columns % kBlockK == 0;
-    if (!shape || promotion < 0 || promotion > 3) return kBadShape;
+    if (!shape) return kBadShape;
     alignas(64) CUtensorMap made;
     const int code = encode_map(&made, weight, rows, columns, columns, kGroupM,
-                                static_cast<CUtensorMapL2promotion>(promotion));
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
     if (code == kOk) std::memcpy(map, &made, sizeof(made));
     return code;
 }
 
 // out[rows, weight_rows] = x[rows, columns] weight^T + bias; with gated weights (groups of 8 gate rows
 // and their 8 up rows) out[rows, weight_rows / 2] = silu(gate) * up. Strides in elements; out 8-byte
-// aligned and out_stride % 4 == 0, x 16-byte aligned and x_stride % 8 == 0. With partials, float32
-// [splits, rows, weight_rows], nothing goes to out; they sum up to the product with its bias.
+// aligned and out_stride % 4 == 0, x 16-byte aligned and x_stride % 8 == 0.
 int zl_linear(const void* weight_map, int weight_rows, int columns, const void* x, int x_stride,
-              void* out, int out_stride, void* partials, const void* bias, int rows, int gated, int groups,
-              int splits, int sharers, int stages, int shared_bytes, int prefetch_blocks,
-              int overlap, void* stream) {
-    const bool shape = rows >= 1 && rows <= 256 && weight_rows % kGroupM == 0 &&
+              void* out, int out_stride, const void* bias, int rows, int gated, int groups,
+              int splits, int sharers, void* stream) {
+    const bool shape = rows >= 1 && rows <= kMaxRows && weight_rows % kGroupM == 0 &&
                        columns % kBlockK == 0 && x_stride % 8 == 0 && out_stride % 4 == 0;
     if (!shape) return kBadShape;
-    const bool apart = partials != nullptr;
-    if (apart && gated != 0) return kBadConfig;
-    const Cut cut{groups, splits, sharers, stages, shared_bytes, apart};
+    const Cut cut{groups, splits, sharers};
     const int k_blocks = columns / kBlockK;
     Plan plan;
     int code = make_plan(&plan, cut, rows);
@@ -266,22 +260,21 @@ int zl_linear(const void* weight_map, int weight_rows, int columns, const void* 
         if (code != kOk) return code;
         num_clusters = smaller(rounds, held);
     }
-    Params params{static_cast<__nv_bfloat16*>(out), static_cast<float*>(partials),
-                  static_cast<const __nv_bfloat16*>(bias),
+    Params params{static_cast<__nv_bfloat16*>(out), static_cast<const __nv_bfloat16*>(bias),
                   out_stride, rows, weight_rows, k_blocks, rounds, plan.stages, splits, sharers,
-                  prefetch_blocks, gated != 0};
+                  gated != 0};
     const int cluster_size = cut.cluster_size();
-    const dim3 grid(num_clusters * cluster_size, apart ? splits : 1);
-    const Launch launch(plan, grid, cluster_size, overlap != 0, static_cast<cudaStream_t>(stream));
+    Launch launch(plan, num_clusters * cluster_size, cluster_size,
+                  static_cast<cudaStream_t>(stream));
+    launch.overlap_with_previous();
     void* arguments[] = {&weights, &x_map, &params};
     return cudaLaunchKernelExC(&launch.config,
                                reinterpret_cast<const void*>(plan.instance.kernel), arguments);
 }
 
 // How many clusters of this kind the card holds at once, or minus an error code.
-int zl_max_clusters(int rows, int groups, int splits, int sharers, int shared_bytes,
-                    int apart) {
-    const Cut cut{groups, splits, sharers, 0, shared_bytes, apart != 0};
+int zl_max_clusters(int rows, int groups, int splits, int sharers) {
+    const Cut cut{groups, splits, sharers};
     Plan plan;
     int code = make_plan(&plan, cut, rows);
     if (code == kOk) code = allow_shared_memory(groups, plan.size_index, plan.instance);
@@ -293,7 +286,7 @@ int zl_max_clusters(int rows, int groups, int splits, int sharers, int shared_by
 const char* zl_error(int code) {
     switch (code) {
         case kNoDriverEntry: return "the driver has no cuTensorMapEncodeTiled (CUDA 12 or newer)";
-        case kBadShape: return "rows must be 1 to 256, weight sides multiples of 64, strides aligned";
+        case kBadShape: return "rows must be 1 to 192, weight sides multiples of 64, strides aligned";
         case kBadConfig: return "no kernel is built for this tile, splits and sharers";
         case kNoMap: return "cuTensorMapEncodeTiled refused the tensor (16-byte alignment?)";
         case kTooMuchShared: return "the stages or partial sums exceed shared memory";

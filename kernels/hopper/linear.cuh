@@ -45,12 +45,11 @@ struct Place {
     int num_rounds;
 
     __device__ __forceinline__ explicit Place(const Params& p) {
-        const bool apart = p.partials != nullptr;
-        const int cluster_size = apart ? p.sharers : p.splits * p.sharers;
+        const int cluster_size = p.splits * p.sharers;
         const int rank = cluster_size > 1 ? static_cast<int>(cluster_rank()) : 0;
         sharer = rank % p.sharers;
         first_rank = rank - sharer;
-        split = apart ? static_cast<int>(blockIdx.y) : rank / p.sharers;
+        split = rank / p.sharers;
         first_block = p.k_blocks * split / p.splits;
         num_blocks = p.k_blocks * (split + 1) / p.splits - first_block;
         first_round = static_cast<int>(blockIdx.x) / cluster_size;
@@ -112,18 +111,11 @@ class Producer {
           stream_once_(policy_evict_first()),
           keep_(policy_evict_last()) {}
 
-    // Weights depend on no earlier kernel: fill every stage with them, and L2 with some more.
+    // Weights depend on no earlier kernel: fill every stage with them.
     __device__ __forceinline__ void load_first_weights() {
         Cursor cursor(place_);
         const int num_first = num_prefilled();
         for (int i = 0; i < num_first; ++i, cursor.advance(place_)) load_weights(cursor, i);
-        const int num_ahead = min(p_.prefetch_blocks, num_total() - num_first);
-        for (int i = 0; i < num_ahead; ++i, cursor.advance(place_)) {
-#pragma unroll
-            for (int group = 0; group < kGroups; ++group) {
-                prefetch_box(weight_map_, k_of(cursor), weight_row_of(cursor, group));
-            }
-        }
     }
 
     // x is there: the x tiles of the filled stages, then everything else as stages come free.
@@ -257,9 +249,7 @@ __device__ __forceinline__ void consume(const Params& p, const Place& place, con
         if (p.bias != nullptr && place.split == 0 && in_weight) {
             add_bias<kRows>(acc, p, weight_row, lane);
         }
-        if (p.partials != nullptr) {
-            if (in_weight) store_partials<kRows>(acc, p, weight_row, place.split, lane);
-        } else if (p.splits > 1) {
+        if (p.splits > 1) {
             // All warpgroups are done with the stages that partial sums now overwrite.
             named_sync(kGroups * 128);
             write_partials<kGroups, kRows>(acc, ring.stages_start, p, warp * kWarpM, lane);
@@ -289,8 +279,8 @@ __global__ void __maxnreg__((max_registers<kGroups, kRows>()))
     // A value of lane 0, so that the compiler knows it is the same in the warp.
     const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const bool sums_here = p.splits > 1 && p.partials == nullptr;
-    const bool alone = p.sharers == 1 && !sums_here;
+    const bool sums_splits = p.splits > 1;
+    const bool alone = p.sharers == 1 && !sums_splits;
     const bool feeds = warp == kGroups * 4 && lane == 0;
     Producer<kGroups, kRows> producer(&weight_map, &x_map, p, place, ring);
 
@@ -320,7 +310,7 @@ __global__ void __maxnreg__((max_registers<kGroups, kRows>()))
     } else if (warp < kGroups * 4) {
         consume<kGroups, kRows>(p, place, ring, warp, lane);
     }
-    if (!sums_here) return;
+    if (!sums_splits) return;
     __syncwarp();
     cluster_sync();  // all partial sums are there
     if (warp < kGroups * 4) {

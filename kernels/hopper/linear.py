@@ -1,4 +1,4 @@
-"""Products of up to 256 rows with a weight streamed once from memory: TMA, wgmma, clusters.
+"""Products of up to 192 rows with a weight streamed once from memory: TMA, wgmma, clusters.
 
 Knows nothing of models or of batches beyond their rows.
 """
@@ -16,19 +16,15 @@ from zipage_lang.kernels.hopper.choose import (
 from zipage_lang.kernels.hopper.library import WeightMap, check, clusters_held, load
 
 GATE_GROUP = 8  # rows of gate before as many of up in a gated weight
-PROMOTIONS = (0, 64, 128, 256)  # bytes that a miss in L2 fetches at least
 
 
 class HopperLinear:
     """A weight laid out for the Hopper kernel, and its products with few rows."""
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, gated: bool, promotion: int = 256
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool) -> None:
         """weight, bias: as the kernel reads them; `prepare` makes them from a model's."""
         self.weight, self.bias, self.gated = weight, bias, gated
-        out_size, in_size = weight.shape
-        self._map = WeightMap(weight.data_ptr(), out_size, in_size, PROMOTIONS.index(promotion))
+        self._map = WeightMap(weight.data_ptr(), *weight.shape)
 
     @staticmethod
     def takes(weight: Tensor) -> bool:
@@ -65,29 +61,18 @@ class HopperLinear:
 
         Raises ValueError for more than MAX_ROWS rows.
         """
-        return self.run(x, self.config(len(x)))
-
-    def config(self, num_rows: int, *, apart: bool = False) -> HopperConfig:
-        """How a product with this many rows is cut up."""
         out_size, in_size = self.weight.shape
-        return choose_config(num_rows, out_size, in_size, apart=apart, held=clusters_held())
+        return self.run(x, choose_config(len(x), out_size, in_size, clusters_held()))
 
-    def partials(self, x: Tensor) -> Tensor:
-        """The product as float32 [num_splits, num_rows, out_size] for the next kernel to sum.
+    def run(self, x: Tensor, config: HopperConfig) -> Tensor:
+        """The product cut up as `config` says.
 
-        With one split it is the bfloat16 product, [1, num_rows, out_size]. Not for gated weights.
-        """
-        assert not self.gated, "the gate needs the whole sum"
-        config = self.config(len(x), apart=True)
-        return self.run(x, config) if config.apart else self.run(x, config)[None]
-
-    def run(self, x: Tensor, config: HopperConfig, *, overlap: bool = True) -> Tensor:
-        """The product cut up as `config` says; as `partials` where config.apart.
+        It starts before the kernel ahead in the stream is done: weights are loaded, all else waits
+        for it. That is sound if the kernel ahead, too, waits for its predecessor.
 
         Args:
-            x: bfloat16 [num_rows, in_size], last axis contiguous; 1 to MAX_ROWS rows.
-            overlap: start before the kernel ahead in the stream is done (weights are loaded; all
-                else waits for it). Sound if that kernel, too, waits for its predecessor.
+            x: bfloat16 [num_rows, in_size], last axis contiguous, each row starting at 16 bytes; at
+                most MAX_ROWS rows.
 
         Raises RuntimeError where no kernel is built for the config.
         """
@@ -99,36 +84,26 @@ class HopperLinear:
         assert x.stride(0) % 8 == 0, x.stride()
         assert x.data_ptr() % 16 == 0, x.data_ptr()
         assert num_rows <= MAX_ROWS, (num_rows, MAX_ROWS)
-        if config.apart:
-            shape = (config.splits, num_rows, out_size)
-            out = torch.empty(shape, dtype=torch.float32, device=x.device)
-        else:
-            width = out_size // 2 if self.gated else out_size
-            out = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
+        width = out_size // 2 if self.gated else out_size
+        out = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
         if num_rows:
-            self._launch(x, out, config, overlap)
+            self._launch(x, out, config)
         return out
 
-    def _launch(self, x: Tensor, out: Tensor, config: HopperConfig, overlap: bool) -> None:
-        address = out.data_ptr()
+    def _launch(self, x: Tensor, out: Tensor, config: HopperConfig) -> None:
         code = load().zl_linear(
             self._map.address,
             *self.weight.shape,
             x.data_ptr(),
             x.stride(0),
-            None if config.apart else address,
-            out.shape[-1],
-            address if config.apart else None,
+            out.data_ptr(),
+            out.stride(0),
             None if self.bias is None else self.bias.data_ptr(),
             x.shape[0],
             self.gated,
             config.groups,
             config.splits,
             config.sharers,
-            config.stages,
-            config.shared_bytes,
-            config.prefetch,
-            overlap,
             torch.cuda.current_stream(x.device).cuda_stream,
         )
         check(code)

@@ -13,11 +13,9 @@ constexpr int kMaxStages = 16;
 constexpr int kSwizzleBytes = 1024;
 
 // A cluster is `splits` times `sharers` CTAs: those with one split share each x tile, those with one
-// weight tile add their partial sums. With `partials` a cluster is `sharers` CTAs only, the split is the
-// grid's y, and the sums are left to the next kernel.
+// weight tile add their partial sums.
 struct Params {
     __nv_bfloat16* out;         // [rows, out_stride]
-    float* partials;            // [splits, rows, weight_rows] instead of out, or null
     const __nv_bfloat16* bias;  // [weight_rows] or null
     int out_stride;             // elements
     int rows;                   // of x
@@ -27,7 +25,6 @@ struct Params {
     int stages;
     int splits;
     int sharers;
-    int prefetch_blocks;        // of weights, into L2, beyond the stages, before x is there
     bool gated;
 };
 

@@ -106,13 +106,6 @@ __device__ __forceinline__ void load_box_into(uint16_t ranks, const CUtensorMap*
         : "memory");
 }
 
-// Into L2 only, at its ordinary priority.
-__device__ __forceinline__ void prefetch_box(const CUtensorMap* map, int column, int row) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map),
-                 "r"(column), "r"(row)
-                 : "memory");
-}
-
 // ---- clusters ----
 
 __device__ __forceinline__ uint32_t cluster_rank() {

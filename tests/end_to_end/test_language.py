@@ -71,6 +71,29 @@ def test_a_seeded_program_draws_the_same_again(engine):
     assert len(set(first)) == 3
 
 
+def test_same_seed_draws_the_same_alone_in_a_batch_of_64_and_from_a_warm_cache(engine):
+    @zipage.function
+    def two_rounds(s, number):
+        s += f"Fact number {number} about the sea:"
+        branches = s.fork(2)
+        branches += zipage.gen("fact", max_tokens=6, temperature=0.7)
+        branches.join()
+        s += " In short," + zipage.gen("end", max_tokens=4, temperature=0.7)
+
+    def drawn(state):
+        return state["fact"], state["end"]
+
+    items = [{"number": number} for number in range(64)]
+    crowd = two_rounds.run_batch(items, backend=engine, seed=4)
+    for number in range(0, 64, 9):
+        seed = crowd[number].root_seed
+        engine.flush_cache()
+        cold = two_rounds.run(number, backend=engine, seed=seed)
+        warm = two_rounds.run(number, backend=engine, seed=seed)
+        assert drawn(cold) == drawn(warm) == drawn(crowd[number]), number
+    assert len({drawn(state)[1] for state in crowd}) > 20
+
+
 def test_streamed_text_adds_up_to_the_value(engine):
     @zipage.function
     def stream(s):

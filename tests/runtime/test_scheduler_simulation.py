@@ -17,6 +17,7 @@ from zipage_lang.runtime.config import CompressionConfig, SchedulerConfig
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.messages import AddRequest
 from zipage_lang.runtime.sampling_params import SamplingParams
+from zipage_lang.runtime.steady_decodes import SteadyDecodes
 
 NUM_BATCHES = 10
 LOADS_PER_BATCH = 150
@@ -61,6 +62,29 @@ def test_laws_hold_when_steps_are_planned_ahead_and_compactions_end_late(batch, 
 )
 def test_loads_that_once_failed(seed):
     play_seeds([seed])
+
+
+@pytest.mark.parametrize(("num_ahead", "compaction_delay"), [(0, 0), (1, 0), (1, 3)])
+def test_steady_decodes_are_planned_as_the_general_path_would(
+    num_ahead, compaction_delay, monkeypatch
+):
+    loads = [random_load(seed, num_ahead, compaction_delay) for seed in range(60)]
+    plan_steady = SteadyDecodes.plan
+    answers = []
+
+    def watched(self, request, plan):
+        answers.append(plan_steady(self, request, plan))
+        return answers[-1]
+
+    monkeypatch.setattr(SteadyDecodes, "plan", watched)
+    simulations = [play(load) for load in loads]
+    assert min(answers.count(True), answers.count(False)) > 500
+    monkeypatch.setattr(SteadyDecodes, "plan", lambda self, request, plan: False)
+    for seed, (simulation, load) in enumerate(zip(simulations, loads, strict=True)):
+        general = play(load)
+        assert simulation.plans == general.plans, f"seed {seed}"
+        assert simulation.transcripts == general.transcripts, f"seed {seed}"
+        assert simulation.scheduler.stats() == general.scheduler.stats(), f"seed {seed}"
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def of_type(kind):
     """Values of a plan's part, read off its annotations, so that a new field is tested at once."""
     if kind in SIMPLE:
         return SIMPLE[kind]
-    if dataclasses.is_dataclass(kind):
+    if dataclasses.is_dataclass(kind) or isinstance(kind, msgspec.StructMeta):
         hints = typing.get_type_hints(kind)
         return st.builds(kind, **{name: of_type(hint) for name, hint in hints.items()})
     arguments = typing.get_args(kind)
@@ -102,7 +102,7 @@ def test_plan_with_bad_sampling_is_refused():
 
 
 def test_num_tokens_sums_the_chunks():
-    chunks = (CHUNK, dataclasses.replace(CHUNK, num_tokens=1, token_ids=None))
+    chunks = (CHUNK, msgspec.structs.replace(CHUNK, num_tokens=1, token_ids=None))
     assert StepPlan(step=0, chunks=chunks).num_tokens == 4
 
 
@@ -122,8 +122,8 @@ def test_step_is_idle_when_no_request_moves(parts, is_idle):
 
 @pytest.mark.parametrize("part", [StepPlan(step=0), StepResult(step=0), CHUNK, BlockCopy(1, 2)])
 def test_parts_are_frozen_and_take_no_new_names(part):
-    name = dataclasses.fields(part)[0].name
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    name = next(iter(typing.get_type_hints(type(part))))
+    with pytest.raises(AttributeError):  # a dataclass's FrozenInstanceError is one
         setattr(part, name, 5)
     with pytest.raises((AttributeError, TypeError)):
         part.extra = 5

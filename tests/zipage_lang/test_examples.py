@@ -205,7 +205,7 @@ class TestSkeletonOfThought:
     def test_points_are_written_side_by_side_and_joined_in_order(self, capsys):
         script = {
             re.compile("Keep it dry:$"): Reply(" Water spoils it.", token_delay_s=0.002),
-            re.compile("Wrap it well:$"): " Paper is best.\nAnd more",
+            re.compile("Wrap it well:$"): " Paper\nis best.\n\nAnd more",
             re.compile("Eat it soon:$"): " It is never as good again.",
             re.compile(""): "1. Keep it dry\n2. Wrap it well\n3. Eat it soon\n",
         }

@@ -1,5 +1,6 @@
 """Programs in the manner of SGLang's public examples, written anew; only the import is ours."""
 
+import json
 import re
 
 import pytest
@@ -177,3 +178,59 @@ def test_regex_decode():
     state = address.run(backend=ScriptedBackend("127.0.0.1"))
     assert state.text() == "The address of the loopback device is 127.0.0.1."
     assert sgl.testing.match(sgl.gen("ip", regex=r"(\d{1,3}\.){3}\d{1,3}"), state["ip"])
+
+
+# A whole JSON object under one regular expression.
+
+CHARACTER = (
+    r'\{ "name": "[A-Za-z ]{1,20}", "house": "(red|blue)", "year": [1-7], '
+    r'"wand": \{ "wood": "[a-z]{3,10}", "inches": \d{1,2}\.\d \} \}'
+)
+
+
+@sgl.function
+def character_by_regex(s, name):
+    s += name + " is a character of a tale. Her data as JSON:\n"
+    s += sgl.gen("json_output", max_tokens=256, regex=CHARACTER)
+
+
+def test_json_decode_by_regex():
+    written = (
+        '{ "name": "Ada Blue", "house": "red", "year": 3, '
+        '"wand": { "wood": "oak", "inches": 9.5 } }'
+    )
+    backend = ScriptedBackend(written)
+    state = character_by_regex.run(name="Ada", backend=backend)
+    assert json.loads(state["json_output"])["wand"] == {"wood": "oak", "inches": 9.5}
+    assert backend.calls[0].sampling.regex == CHARACTER
+    gen = sgl.gen("json_output", regex=CHARACTER)
+    assert sgl.testing.match(gen, written)
+    assert not sgl.testing.match(gen, written.replace("red", "green"))
+
+
+# Tips as a chain of calls in forks of forks: suggest, expand each, join all in the author's order.
+
+
+@sgl.function
+def tips_by_fork(s, topic, number):
+    s += sgl.system("You are brief.")
+    s += sgl.user(f"Give me {number} tips about {topic}.")
+    forks = s.fork(number)
+    for i, f in enumerate(forks):
+        f += sgl.assistant(sgl.gen("tip", stop="\n", temperature=0.7))
+        f += sgl.user(f"Explain tip {i + 1}.")
+        f += sgl.assistant(sgl.gen("detail", max_tokens=64))
+    forks.join()
+    s += sgl.assistant("\n".join(f"{t}: {d}" for t, d in zip(s["tip"], s["detail"], strict=True)))
+
+
+def test_tips_are_expanded_in_forks_and_joined_in_order():
+    def reply(call):
+        asked = re.search(r"Explain tip (\d)", call.prompt)
+        return f"because {asked[1]}" if asked else "a tip\nmore"
+
+    state = tips_by_fork.run("sleep", 3, backend=ScriptedBackend(reply))
+    assert state["tip"] == ["a tip"] * 3
+    assert state.messages()[-1]["content"] == (
+        "a tip: because 1\na tip: because 2\na tip: because 3"
+    )
