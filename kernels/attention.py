@@ -131,7 +131,8 @@ class FlashInferAttention:
         num_tokens = int(rows.q_lens.sum())
         self.reserve_partials(heads)
         num_tiles = _max_tiles(num_tokens, rows.num_seqs, heads, self.device)
-        host = buffers.next_host(rows.num_index_entries(heads), num_tiles, num_tokens)
+        num_entries = rows.num_index_entries(heads)
+        host = buffers.next_host(num_entries, num_tiles, num_tokens)
         index, kv_lens = rows.write(host.entries, heads.block_size)
         launch = self.module(heads.head_dim).plan(
             (self._partials, buffers.workspace, host.workspace),
@@ -141,7 +142,7 @@ class FlashInferAttention:
             is_causal=num_tokens > rows.num_seqs,
             is_padded=is_padded,
         )
-        buffers.send(host, rows.num_index_entries(heads))
+        buffers.send(host, num_entries)
         return AttentionPart(
             num_tokens, launch, rows.views(buffers.entries, heads), buffers.workspace
         )
@@ -250,6 +251,8 @@ class HostRows:
         """With decodes of one slot in block 0 added, up to num_rows."""
         missing = num_rows - self.num_seqs
         assert missing >= 0, f"{self.num_seqs} rows in a bucket of {num_rows}"
+        if missing == 0:
+            return self
         ones = np.ones(missing, dtype=np.int32)
         dummies = np.zeros((missing, self.tables.shape[1]), dtype=np.int32)
         return HostRows(
@@ -269,7 +272,8 @@ class HostRows:
         _write_starts(index.q_starts.numpy(), self.q_lens)
         _write_starts(index.block_starts.numpy(), num_blocks)
         index.last_block_lens.numpy()[:] = self.kv_lens - (num_blocks - 1) * block_size
-        is_used = np.arange(self.tables.shape[1]) < num_blocks[:, None]  # [num_seqs, max_blocks]
+        columns = np.arange(self.tables.shape[1], dtype=np.int32)
+        is_used = columns < num_blocks[:, None]  # [num_seqs, max_blocks]
         block_ids = index.block_ids.numpy()
         block_ids[:] = self.tables[is_used]
         assert block_ids.min(initial=0) >= 0, "a block table is shorter than its kv_len"

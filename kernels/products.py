@@ -55,15 +55,17 @@ class CardProducts:
     @staticmethod
     def linear(x: Tensor, prepared: PreparedProduct) -> Tensor:
         """x [num_rows, in_size] times the weight, [num_rows, out_size]."""
-        if _suits_hopper(x, prepared):
-            return prepared.hopper(x)
+        hopper = _hopper_for(x, prepared)
+        if hopper is not None:
+            return hopper(x)
         return linear(x, prepared.weight, prepared.bias)
 
     @staticmethod
     def gated_linear(x: Tensor, prepared: PreparedProduct) -> Tensor:
         """silu(gate) * up, [num_rows, out_size / 2], in one kernel for a decode batch."""
-        if _suits_hopper(x, prepared):
-            return prepared.hopper(x)
+        hopper = _hopper_for(x, prepared)
+        if hopper is not None:
+            return hopper(x)
         gate_up = linear(x, prepared.weight, prepared.bias)  # [num_rows, out_size]
         if prepared.hopper is not None:
             return fused_ops.silu_mul_interleaved(gate_up, GATE_GROUP)
@@ -75,12 +77,12 @@ class CardProducts:
         return HopperLinear.prepare(weight, bias, gated)
 
 
-def _suits_hopper(x: Tensor, prepared: PreparedProduct) -> bool:
-    """Few rows, each of them starting at 16 bytes as the copy engine asks."""
+def _hopper_for(x: Tensor, prepared: PreparedProduct) -> HopperLinear | None:
+    """Our kernel for few rows, each of them starting at 16 bytes as the copy engine asks."""
     if prepared.hopper is None or len(x) > MAX_ROWS:
-        return False
+        return None
     is_aligned = x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and x.stride(1) == 1
-    return is_aligned and is_faster(len(x), *prepared.weight.shape)
+    return prepared.hopper if is_aligned and is_faster(len(x), *prepared.weight.shape) else None
 
 
 def _can_load() -> bool:

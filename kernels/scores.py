@@ -143,8 +143,8 @@ def mass_and_similarity(
     """See the twin. One launch: reads each bfloat16 key once, writes 8 bytes a key and head.
 
     One program per (row, KV head, chunk of up to 256 slots) holds the chunk's keys in shared
-    memory; `redundancy_kernels` says how it avoids comparing all with all. Counted at 256 slots of 128
-    dimensions and 64 query columns, with bytes of the rest (queries, notes) in the L2:
+    memory; `redundancy_kernels` says how it avoids comparing all with all. Counted at 256 slots of
+    128 dimensions and 64 query columns, with bytes of the rest (queries, notes) in the L2:
         bytes         64 KiB of keys from memory
         products      4.2 MFLOP of queries with keys, 4.2 of each tile with itself, 3.1 slim ones,
                       and up to 6.3 of tiles with one another where keys stay open

@@ -203,7 +203,7 @@ class PrefixCache:
 
     def append_in_place(self, table: BlockTable) -> bool:
         """As append() of one token, if it needs no block: nearly every decode. Else no change."""
-        assert table.compaction is None and table.lock_node is not None, "this table is not idle"
+        self._assert_idle(table)
         if table.resident_len % self.block_size == 0 or self._pool.is_shared(table.block_ids[-1]):
             return False
         table.resident_len += 1
@@ -482,8 +482,8 @@ class PrefixCache:
         return table.lock_node
 
     def _assert_idle(self, table: BlockTable) -> None:
-        assert table.is_open, "this table is closed"
-        assert not table.is_compacting, "finish or cancel this table's compaction first"
+        assert table.lock_node is not None, "this table is closed"
+        assert table.compaction is None, "finish or cancel this table's compaction first"
 
     def _assert_compacting(self, table: BlockTable, blocks: CompactionBlocks) -> None:
         assert table.is_open, "this table is closed"

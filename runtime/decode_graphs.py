@@ -8,6 +8,7 @@ Knows nothing of sampling, requests or why a row decodes.
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +38,25 @@ class _Captured:
     logits: Tensor  # [bucket, vocab_size]
 
 
+class _Numbers(NamedTuple):
+    """What the decodes of a step say, one array per field: int64 [num_chunks] each."""
+
+    rows: np.ndarray
+    positions: np.ndarray
+    resident: np.ndarray  # slots before the token's own
+    query_slots: np.ndarray  # -1: none
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk]) -> "_Numbers":
+        query_slots = [-1 if chunk.query_slot is None else chunk.query_slot for chunk in chunks]
+        return cls(
+            np.array([chunk.row for chunk in chunks], dtype=np.int64),
+            np.array([chunk.position for chunk in chunks], dtype=np.int64),
+            np.array([chunk.resident_start for chunk in chunks], dtype=np.int64),
+            np.array(query_slots, dtype=np.int64),
+        )
+
+
 class DecodeGraphs:
     """Captures on first use or by `warm_up`; replays ever after."""
 
@@ -60,26 +80,26 @@ class DecodeGraphs:
         # rows, positions, slots, ring slots of each row of the batch
         self._inputs = torch.zeros((4, max_rows), dtype=torch.int64, device=device)
         self._token_index = torch.arange(max_rows, device=device)
+        self._lines = np.arange(max_rows)
 
     def can_run(self, chunks: Sequence[Chunk]) -> bool:
         """Whether the step is nothing but decodes, each drawing for itself."""
-        return 0 < len(chunks) <= max(self._buckets, default=0) and all(
-            chunk.num_tokens == 1
-            and chunk.token_ids is None
-            and chunk.prompt_score is None
-            and len(chunk.sample_rows) == 1
-            for chunk in chunks
-        )
+        if not 0 < len(chunks) <= max(self._buckets, default=0) or chunks[-1].num_tokens > 1:
+            return False  # decodes come first, so the last chunk tells most steps apart
+        for chunk in chunks:
+            is_known = chunk.token_ids is not None or chunk.prompt_score is not None
+            if is_known or chunk.num_tokens != 1 or len(chunk.sample_rows) != 1:
+                return False
+        return True
 
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Logits of the step, [num_chunks, vocab_size]; valid until the next run."""
         bucket = next(size for size in self._buckets if size >= len(chunks))
-        has_queries = any(chunk.query_slot is not None for chunk in chunks)
-        rows = np.array([chunk.row for chunk in chunks], dtype=np.int64)
-        resident = np.array([chunk.resident_start for chunk in chunks], dtype=np.int64)
-        tables = self._tables.of_rows(rows)
-        self._send_inputs(chunks, rows, resident, tables, bucket)
-        plan = self._graph_decode.plan(_attention_batch(resident, tables), bucket)
+        numbers = _Numbers.of(chunks)
+        has_queries = bool(numbers.query_slots.max() >= 0)
+        tables = self._tables.of_rows(numbers.rows)
+        self._send_inputs(numbers, tables, bucket)
+        plan = self._graph_decode.plan(_attention_batch(numbers.resident, tables), bucket)
         captured = self._captured.get((bucket, has_queries))
         if captured is None:
             captured = self._capture(bucket, has_queries, plan)
@@ -106,36 +126,25 @@ class DecodeGraphs:
         self._buckets = tuple(sorted(kept))
 
     def _capture_padding(self, bucket: int, has_queries: bool) -> _Captured:
-        nothing, tables = np.zeros(0, dtype=np.int64), np.zeros((0, 1), dtype=np.int32)
-        self._send_inputs((), nothing, nothing, tables, bucket)
-        plan = self._graph_decode.plan(_attention_batch(nothing, tables), bucket)
+        nothing, tables = _Numbers.of(()), np.zeros((0, 1), dtype=np.int32)
+        self._send_inputs(nothing, tables, bucket)
+        plan = self._graph_decode.plan(_attention_batch(nothing.resident, tables), bucket)
         return self._capture(bucket, has_queries, plan)
 
-    def _send_inputs(
-        self,
-        chunks: Sequence[Chunk],
-        rows: np.ndarray,
-        resident: np.ndarray,
-        tables: np.ndarray,
-        bucket: int,
-    ) -> None:
+    def _send_inputs(self, numbers: _Numbers, tables: np.ndarray, bucket: int) -> None:
         """Padding: slot and ring slot -1 are dropped by the stores."""
-        count, block_size, window = len(chunks), self._cache.block_size, self._cache.window
+        count, block_size, window = len(numbers.rows), self._cache.block_size, self._cache.window
         host = torch.empty((4, bucket), dtype=torch.int64, pin_memory=True)
         values = host.numpy()
         values[:2, count:], values[2:, count:] = 0, -1
-        values[0, :count] = rows
-        positions = np.array([chunk.position for chunk in chunks], dtype=np.int64)
-        values[1, :count] = positions
-        block_ids = tables[np.arange(count), resident // block_size].astype(np.int64)
+        values[0, :count], values[1, :count] = numbers.rows, numbers.positions
+        block_index, offset = np.divmod(numbers.resident, block_size)
+        block_ids = tables[self._lines[:count], block_index]
         assert block_ids.min(initial=1) > 0, "a token's slot is not in its row's block table"
-        values[2, :count] = block_ids * block_size + resident % block_size
-        query_slots = np.array(
-            [-1 if chunk.query_slot is None else chunk.query_slot for chunk in chunks],
-            dtype=np.int64,
-        )
-        ring_slots = query_slots * window + positions % window
-        values[3, :count] = np.where(query_slots < 0, -1, ring_slots)
+        np.multiply(block_ids, block_size, out=values[2, :count], dtype=np.int64)
+        values[2, :count] += offset
+        ring_slots = numbers.query_slots * window + numbers.positions % window
+        values[3, :count] = np.where(numbers.query_slots < 0, -1, ring_slots)
         self._inputs[:, :bucket].copy_(host, non_blocking=True)
 
     def _capture(self, bucket: int, has_queries: bool, attention_plan: object) -> _Captured:
@@ -178,6 +187,6 @@ def _warn_of_missing(missing: set[int], kept: list[int]) -> None:
 def _attention_batch(resident: np.ndarray, tables: np.ndarray) -> AttentionBatch:
     return AttentionBatch(
         q_starts=torch.arange(len(resident) + 1, dtype=torch.int32),
-        kv_lens=torch.from_numpy((resident + 1).astype(np.int32)),
+        kv_lens=torch.from_numpy(np.add(resident, 1, dtype=np.int32, casting="same_kind")),
         block_tables=torch.from_numpy(np.ascontiguousarray(tables)),
     )

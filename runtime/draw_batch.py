@@ -5,6 +5,7 @@ Knows nothing of logits, random numbers or counts of tokens.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -57,6 +58,29 @@ class DrawBatch:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class RowWishes:
+    """What one row's settings ask of its draws; found once, when the row is set up."""
+
+    is_penalized: bool
+    top_k: int  # tokens that top_k leaves, of a row with top_k or top_p; 0: it has neither
+    biases: Mapping[int, float]  # token id -> value
+    held_back: Mapping[int, float]
+    num_top: int | None  # None: no logprobs
+
+    @property
+    def are_bare(self) -> bool:
+        """Whether the draw takes this line as it takes most: no list of a batch names it."""
+        is_edited = self.is_penalized or self.biases or self.held_back
+        return not is_edited and self.num_top is None
+
+
+class _Asking(NamedTuple):
+    line: int
+    row: int
+    wishes: RowWishes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class BatchMaker:
     """Groups the lines of batches for one model on one device."""
 
@@ -64,55 +88,61 @@ class BatchMaker:
     eos_token_ids: tuple[int, ...]
     device: torch.device
 
+    def wishes(self, sampling: SamplingParams) -> RowWishes:
+        """What such a row asks for."""
+        return RowWishes(
+            is_penalized=is_penalized(sampling),
+            top_k=self.effective_top_k(sampling) if _is_filtered(sampling) else 0,
+            biases=self._existing(sampling.logit_bias or {}),
+            held_back=self._existing(self._held_back(sampling)),
+            num_top=sampling.logprobs,
+        )
+
     def group(
         self,
         rows: tuple[int, ...],
-        params: Sequence[SamplingParams],
+        wishes: Sequence[RowWishes],
         count_slots: Mapping[int, int],
     ) -> DrawBatch:
-        """rows: distinct; params: of each; count_slots: where penalised rows count tokens."""
+        """rows: distinct; wishes: of each; count_slots: where penalised rows count tokens."""
         assert len(set(rows)) == len(rows), rows
-        top_ks = [self.effective_top_k(sampling) for sampling in params if _is_filtered(sampling)]
-        penalized = self._lines_where(rows, params, is_penalized)
-        slots = [count_slots[row] for row in rows if row in count_slots]
+        asking = [
+            _Asking(line, rows[line], asked)
+            for line, asked in enumerate(wishes)
+            if not asked.are_bare
+        ]
+        penalized = [item for item in asking if item.wishes.is_penalized]
+        slots = [count_slots[item.row] for item in penalized]
+        scored = [item for item in asking if item.wishes.num_top is not None]
         return DrawBatch(
             rows=self._int64(rows),
-            ones=self._int64([1] * len(rows)),
-            biased=self._edits(rows, params, _biases),
-            held_back=self._edits(rows, params, self._held_back),
-            penalized=penalized,
-            count_slots=None if penalized is None else self._int64(slots),
-            max_top_k=max(top_ks, default=0),
-            scored=self._lines_where(rows, params, _is_scored),
-            num_top=tuple(sampling.logprobs for sampling in params),
+            ones=torch.ones(len(rows), dtype=torch.int64, device=self.device),
+            biased=self._edits(asking, lambda asked: asked.biases),
+            held_back=self._edits(asking, lambda asked: asked.held_back),
+            penalized=self._lines(penalized, len(rows)),
+            count_slots=self._int64(slots) if slots else None,
+            max_top_k=max((asked.top_k for asked in wishes), default=0),
+            scored=self._lines(scored, len(rows)),
+            num_top=tuple(asked.num_top for asked in wishes),
         )
 
     def effective_top_k(self, sampling: SamplingParams) -> int:
         return min(sampling.top_k, self.vocab_size) if sampling.top_k > 0 else self.vocab_size
 
-    def _lines_where(
-        self,
-        rows: tuple[int, ...],
-        params: Sequence[SamplingParams],
-        wanted: Callable[[SamplingParams], bool],
-    ) -> Lines | None:
-        lines = [line for line, sampling in enumerate(params) if wanted(sampling)]
-        if not lines:
+    def _lines(self, items: Sequence[_Asking], num_lines: int) -> Lines | None:
+        if not items:
             return None
-        picked = self._int64([rows[line] for line in lines])
-        return Lines(self._int64(lines), picked, len(lines) == len(rows))
+        lines = self._int64([item.line for item in items])
+        picked = self._int64([item.row for item in items])
+        return Lines(lines, picked, len(items) == num_lines)
 
     def _edits(
-        self,
-        rows: tuple[int, ...],
-        params: Sequence[SamplingParams],
-        edits_of: Callable[[SamplingParams], dict[int, float]],
+        self, asking: Sequence[_Asking], edits_of: Callable[[RowWishes], Mapping[int, float]]
     ) -> Edits | None:
         edits = [
-            (line, row, token_id, value)
-            for line, (row, sampling) in enumerate(zip(rows, params, strict=True))
-            for token_id, value in edits_of(sampling).items()
-            if token_id < self.vocab_size  # a token that does not exist is never drawn anyway
+            (item.line, item.row, token_id, value)
+            for item in asking
+            for token_id, value in edits_of(item.wishes).items()
         ]
         if not edits:
             return None
@@ -123,6 +153,10 @@ class BatchMaker:
             self._int64(token_ids),
             send_array(np.array(values, dtype=np.float32), self.device),
         )
+
+    def _existing(self, edits: Mapping[int, float]) -> Mapping[int, float]:
+        """A token that does not exist is never drawn anyway."""
+        return {token: value for token, value in edits.items() if token < self.vocab_size}
 
     def _held_back(self, sampling: SamplingParams) -> dict[int, float]:
         """Tokens that may not end the output yet; end-of-sequence ones even with ignore_eos.
@@ -145,13 +179,5 @@ def is_penalized(sampling: SamplingParams) -> bool:
     )
 
 
-def _biases(sampling: SamplingParams) -> dict[int, float]:
-    return sampling.logit_bias or {}
-
-
 def _is_filtered(sampling: SamplingParams) -> bool:
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1.0)
-
-
-def _is_scored(sampling: SamplingParams) -> bool:
-    return sampling.logprobs is not None

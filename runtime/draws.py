@@ -53,9 +53,12 @@ class Draws:
         A row whose logits held a NaN or +inf, or that had no token left to draw, gets an error.
         """
         token_ids, best, *scores = (part.tolist() for part in self._arrived())
-        scored = zip(*scores, strict=True)
-        lines = zip(self.rows, token_ids, best, self.num_top, strict=True)
-        samples = [_sample(*line, scored) for line in lines]
+        if not scores and all(map(math.isfinite, best)):
+            samples = list(map(Sample, self.rows, token_ids))
+        else:
+            scored = zip(*scores, strict=True)
+            lines = zip(self.rows, token_ids, best, self.num_top, strict=True)
+            samples = [_sample(*line, scored) for line in lines]
         if self.followers is not None:
             for line, standing in self.followers.tell(token_ids).items():
                 samples[line] = _with_standing(samples[line], standing)

@@ -89,7 +89,7 @@ class LogprobEntry(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]]
 
 
-class KVUsage(msgspec.Struct, frozen=True, kw_only=True):
+class KVUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Where a sample's KV cache stands. Counts are slots per (layer, KV head)."""
 
     logical_len: int = 0  # tokens so far
@@ -101,7 +101,7 @@ class KVUsage(msgspec.Struct, frozen=True, kw_only=True):
     recomputed: int = 0  # tokens computed again after a preemption
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens of one sample. cached_tokens: prompt tokens taken from the radix tree or a sibling.
 
     thinking_tokens: leading completion tokens that are thinking, tags included, where the request

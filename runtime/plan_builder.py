@@ -21,7 +21,7 @@ from zipage_lang.runtime.step_plan import (
 )
 
 
-class PlannedChunk(msgspec.Struct, frozen=True):
+class PlannedChunk(msgspec.Struct, frozen=True, gc=False):
     request: Request
     chunk: Chunk
     sampling_requests: tuple[Request, ...]  # in the order of chunk.sample_rows

@@ -1,6 +1,6 @@
 """Builds what a start would build, ahead of it: `python -m zipage_lang.runtime.prebuild`.
 
-Our Hopper products and FlashInfer's attention are compiled by nvcc, with or without a card;
+Our Hopper kernels and FlashInfer's attention are compiled by nvcc, with or without a card;
 Triton's kernels need the card they are for, so an engine with random weights is started once. All
 stay in the user's cache.
 Knows nothing of what is in the kernels.
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def build_libraries(head_dims: Sequence[int], card: str | None, copy_to: Path | None) -> None:
-    """Compile what nvcc compiles: our products where the card is a Hopper, FlashInfer's attention
+    """Compile what nvcc compiles: our kernels where the card is a Hopper, FlashInfer's attention
     for each head size. `copy_to` gets two folders: `zipage`, what ZIPAGE_KERNELS may name, and
     `flashinfer`, laid out as flashinfer/data/aot is."""
     import torch

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zipage_lang.kernels.backend import Backend, RowSettings
 from zipage_lang.runtime.constraint import Constraint
-from zipage_lang.runtime.draw_batch import BatchMaker, DrawBatch, Lines, is_penalized
+from zipage_lang.runtime.draw_batch import BatchMaker, DrawBatch, Lines, RowWishes
 from zipage_lang.runtime.draws import Draws, Scores, token_logprobs
 from zipage_lang.runtime.logit_masks import ConstrainedRows
 from zipage_lang.runtime.sampling_params import SamplingParams
@@ -103,7 +103,7 @@ class Sampler:
         self._counts = _TokenCounts(vocab_size, self.device)
         self._make_constraint = make_constraint
         self._constrained = ConstrainedRows(vocab_size, self.device)
-        self._params: dict[int, SamplingParams] = {}
+        self._wishes: dict[int, RowWishes] = {}
         # the latest step's batch, if still valid
         self._batches: dict[tuple[int, ...], DrawBatch] = {}
 
@@ -112,7 +112,7 @@ class Sampler:
         row, sampling = setup.row, setup.sampling
         output = setup.token_ids[setup.num_prompt_tokens :]
         self._batches.clear()
-        self._params[row] = sampling
+        wishes = self._wishes[row] = self._maker.wishes(sampling)
         self.last_token_ids[row] = setup.token_ids[-1]
         self._seeds[row] = _fold_to_int64(setup.seed)
         self._num_generated[row] = len(output)
@@ -126,7 +126,7 @@ class Sampler:
         self._frequency[row] = sampling.frequency_penalty
         if self._make_constraint is not None:
             self._constrained.set_up(row, self._make_constraint(sampling, output))
-        if is_penalized(sampling):
+        if wishes.is_penalized:
             self._counts.fill(row, setup.token_ids[: setup.num_prompt_tokens], output)
         else:
             self._counts.drop(row)
@@ -215,8 +215,8 @@ class Sampler:
     def _batch_of(self, rows: tuple[int, ...]) -> DrawBatch:
         if rows not in self._batches:
             self._batches.clear()
-            params = [self._params[row] for row in rows]
-            self._batches[rows] = self._maker.group(rows, params, self._counts.slots)
+            wishes = [self._wishes[row] for row in rows]
+            self._batches[rows] = self._maker.group(rows, wishes, self._counts.slots)
         return self._batches[rows]
 
     def _zeros(self, max_rows: int, dtype: torch.dtype) -> Tensor:

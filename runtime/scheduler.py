@@ -213,7 +213,8 @@ class Scheduler:
 
     def _run_on(self, plan: PlanBuilder, budget: int) -> int:
         """Those who run: decodes (and whoever stalled last time) first, then prefill chunks."""
-        first, later = [], []
+        first: list[Request] = []
+        later: list[Request] = []
         for request in self._state.running:
             is_first = request.num_uncomputed == 1 or request.is_stalled
             (first if is_first else later).append(request)

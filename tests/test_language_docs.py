@@ -11,8 +11,10 @@ import pytest
 
 import zipage_lang as zipage
 from zipage_lang.testing import StatefulBackend, WordTokenizer
+from zipage_lang.trace_reader import problems, read_trace
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "language.md"
+README = PAGE.parents[1] / "README.md"
 MODEL_MARK = "<!-- on the model -->"
 BLOCK = re.compile(
     rf"(?P<mark>{MODEL_MARK}\n)?^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<out>.*?)^```\n)?",
@@ -82,6 +84,24 @@ def test_all_code_of_the_page_runs_in_order_and_prints_what_it_says(a_place_for_
         if "engine" in session:
             session["engine"].close()
     assert (a_place_for_files / "run.jsonl").stat().st_size > 0
+
+
+def test_the_programs_section_of_the_readme_runs_as_printed(a_place_for_files, capsys):
+    section = README.read_text().partition("## Programs\n")[2]
+    code = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
+    session = {"__name__": "readme"}
+    exec(compile(code, "README.md", "exec"), session)
+    assert "KVReport(num_calls=1" in capsys.readouterr().out
+    state = session["state"]
+    assert state.ret_value is None or state.ret_value.isdigit()
+    assert len(state["more"]) == 2
+    assert state.kv("chain").kept_len <= state.kv("chain").protected_len + 48 + 16 + 16
+    assert problems(read_trace("solve.jsonl")) == []
+
+
+def test_the_readme_has_a_line_for_each_example():
+    named = set(re.findall(r"`python examples/(\w+\.py)`", README.read_text()))
+    assert named == {path.name for path in (README.parent / "examples").glob("*.py")}
 
 
 @pytest.mark.parametrize("page", ["language.md", "trace.md"])

@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zipage_lang.async_state import AsyncState
     from zipage_lang.authored import (
         assistant,
         assistant_begin,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from zipage_lang.openai_backend import OpenAIBackend
     from zipage_lang.pins import Pin, pin
     from zipage_lang.program import Program, function
+    from zipage_lang.program_state import ProgramState
     from zipage_lang.runtime.kv_params import KVParams
     from zipage_lang.runtime.kv_params import KVParams as KV
     from zipage_lang.runtime.sampling_params import SamplingParams
@@ -56,7 +58,6 @@ if TYPE_CHECKING:
     from zipage_lang.selects import score, select
     from zipage_lang.server_backend import ServerBackend
     from zipage_lang.server_backend import ServerBackend as RuntimeEndpoint
-    from zipage_lang.state import AsyncState, ProgramState
     from zipage_lang.trace import Trace
     from zipage_lang.voting import VoteResult, vote
 
@@ -163,8 +164,8 @@ _HOMES = {
     "RunCancelledError": ("errors", "RunCancelledError"),
     "Program": ("program", "Program"),
     "function": ("program", "function"),
-    "AsyncState": ("state", "AsyncState"),
-    "ProgramState": ("state", "ProgramState"),
+    "AsyncState": ("async_state", "AsyncState"),
+    "ProgramState": ("program_state", "ProgramState"),
     "Trace": ("trace", "Trace"),
 }
 

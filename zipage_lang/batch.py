@@ -6,6 +6,7 @@ Knows nothing of programs' bodies, states or engines.
 import dataclasses
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, Protocol
@@ -100,12 +101,14 @@ class Batch:
         timeout = self._policy.timeout
         if timeout is not None:
             loop = self._bridge.loop
+            timed = weakref.ref(attempt)  # so that the timer keeps no program that has ended
             self._bridge.call(
-                lambda: loop.call_later(timeout, self._take_timeout, index, attempt, timeout)
+                lambda: loop.call_later(timeout, self._take_timeout, index, timed, timeout)
             )
 
-    def _take_timeout(self, index: int, attempt: Attempt, timeout: float) -> None:
-        if self._running.get(index) is attempt:
+    def _take_timeout(self, index: int, timed: "weakref.ref[Attempt]", timeout: float) -> None:
+        attempt = timed()
+        if attempt is not None and self._running.get(index) is attempt:
             self._settle(index, ProgramTimeoutError(timeout))
 
     def _take(self, index: int, attempt: Attempt, done: "Future[Any]") -> None:

@@ -19,9 +19,9 @@ from zipage_lang.bodies import (
     wait_for,
 )
 from zipage_lang.budgets import Budget
-from zipage_lang.interpreter import StateCore
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.state import StateHandle
+from zipage_lang.state_core import StateCore
 
 LOGPROB = "logprob"
 
@@ -128,9 +128,7 @@ class _Contest:
     async def _run_one(self, body: Body, index: int) -> None:
         core = self._cores[index]
         self._answers[index] = await self._bodies.run(body, core)
-        await asyncio.wrap_future(core.barrier())
-        if core.error is not None:
-            raise core.error
+        await core.drained()
         if isinstance(self._score, str):
             self._scores[index] = _mean(core.door.logprobs)
         else:

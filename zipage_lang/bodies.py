@@ -12,12 +12,14 @@ from collections.abc import AsyncGenerator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from zipage_lang.async_state import AsyncState
 from zipage_lang.branches import AsyncBranches, Branches
-from zipage_lang.interpreter import StateCore
 from zipage_lang.ir import Expr
 from zipage_lang.program import Program
+from zipage_lang.program_state import ProgramState
 from zipage_lang.scratch import scratch_core
-from zipage_lang.state import AsyncState, ProgramState, StateHandle
+from zipage_lang.state import StateHandle
+from zipage_lang.state_core import StateCore
 
 T = TypeVar("T")
 Body = Any  # an expression, a function of the branch, or a program
@@ -106,7 +108,7 @@ async def end_tasks(tasks: "list[asyncio.Task[Any]]", cores: list[StateCore], wh
     if running:
         await asyncio.wait([tasks[index] for index in running])
     for index in running:
-        await asyncio.wrap_future(cores[index].barrier())
+        await cores[index].settled()
     for task in tasks:
         if not task.cancelled():
             task.exception()  # seen, so that nobody is told of it at the end

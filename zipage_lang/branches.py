@@ -13,7 +13,7 @@ import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, cast
 
-from zipage_lang.interpreter import StateCore
+from zipage_lang.state_core import StateCore
 from zipage_lang.stream import BranchDelta, read_logs
 from zipage_lang.variables import Variable
 

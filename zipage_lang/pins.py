@@ -9,11 +9,11 @@ from typing import Any, Self, cast
 
 from zipage_lang.backend import Backend, as_backend, default_backend
 from zipage_lang.errors import UnsupportedError
-from zipage_lang.interpreter import StateCore
-from zipage_lang.lineage import StateKeeper, new_id
+from zipage_lang.held_states import StateKeeper, new_id
 from zipage_lang.loops import LoopBridge
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.state import StateHandle
+from zipage_lang.state_core import StateCore
 
 Prefix = str | Sequence[Mapping[str, str]] | StateHandle
 MAX_TTL_S = 365 * 86400.0
@@ -143,7 +143,7 @@ class Pin:
     async def _tokens(self) -> list[int]:
         if isinstance(self._prefix, StateHandle):
             core: StateCore = self._prefix.core
-            await asyncio.wrap_future(core.barrier())
+            await core.settled()
             return core.token_ids
         if isinstance(self._prefix, str):
             return list(self._backend.encode(self._prefix, add_special_tokens=True))

@@ -5,7 +5,6 @@ Knows nothing of how expressions run or of chat templates' text.
 """
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import os
@@ -13,24 +12,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, overload
 
-from zipage_lang.backend import Backend, as_backend, default_backend
+from zipage_lang.async_state import AsyncState
 from zipage_lang.batch import Batch, BatchPolicy, collect
+from zipage_lang.body_parameters import BodyParameters, item_arguments
 from zipage_lang.budgets import Budget
-from zipage_lang.chat import ChatTemplate, Message
-from zipage_lang.gen_words import SAMPLING_WORDS, sampling_fields
 from zipage_lang.loops import LoopBridge
 from zipage_lang.prefix import PrefixBackend, PrefixComputed
+from zipage_lang.program_state import ProgramState
+from zipage_lang.run_options import RunOptions, choose_backend
 from zipage_lang.runtime.kv_params import KVParams
-from zipage_lang.runtime.sampling_params import SamplingParams
-from zipage_lang.runtime.strict_fields import unknown_name_error
-from zipage_lang.seeds import derive_seed, random_root
-from zipage_lang.session import RunSettings
 from zipage_lang.start import Start
-from zipage_lang.state import AsyncState, ProgramState, StateHandle
-from zipage_lang.trace import Trace, open_trace
+from zipage_lang.state import StateHandle
+from zipage_lang.trace import Trace
 
 MAX_THREADS = 64  # of a batch; each waits for one program's body
-RUN_WORDS = frozenset({"backend", "stream", "seed", "kv", "trace", "budget"})
 
 
 @overload
@@ -83,8 +78,7 @@ class Program:
     def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
         functools.update_wrapper(self, body)
         self._body = body
-        self._signature = inspect.signature(body)
-        self._parameters = _program_parameters(body, self._signature)
+        self._parameters = BodyParameters(body)
         self._bound = dict(bound or {})
 
     @property
@@ -103,13 +97,11 @@ class Program:
             raise TypeError(
                 f"{self!r} and the program that calls it must both be async or both not"
             )
-        return self._body(state, **self._arguments(values, kwargs))
+        return self._body(state, **self._match(values, kwargs))
 
     def bind(self, **values: Any) -> "Program":
         """A program with some arguments set; a call may still override them by name."""
-        for name in values:
-            if not self._takes(name):
-                raise unknown_name_error(f"argument of {self!r}", name, self._parameters)
+        self._parameters.check_bound(self, values)
         return Program(self._body, self._bound | values)
 
     def run(
@@ -131,7 +123,9 @@ class Program:
         gets what the run does, a line each, or a `zipage.Trace`; None: the variable ZIPAGE_TRACE.
         `budget`: what the run may spend; where it runs out, the program gets what it has.
         """
-        start = self._start(args, kwargs, backend, seed, kv, trace, budget)
+        start = self._start(
+            args, kwargs, backend=backend, seed=seed, kv=kv, trace=trace, budget=budget
+        )
         if stream:
             return start.in_background()
         return start.to_the_end()
@@ -144,8 +138,8 @@ class Program:
         effects happen; text that other arguments share is shared. `zipage.pin` keeps a prefix from
         being evicted.
         """
-        prefix = PrefixBackend(_choose_backend(backend))
-        start = self._start(args, kwargs, prefix, None, None, None, None)
+        prefix = PrefixBackend(choose_backend(backend))
+        start = self._start(args, kwargs, backend=prefix)
         with contextlib.suppress(PrefixComputed):
             start.to_the_end()
         return prefix.num_tokens
@@ -161,7 +155,9 @@ class Program:
         **kwargs: Any,
     ) -> ProgramState:
         """`run` for callers on any event loop; their own is not blocked."""
-        start = self._start(args, kwargs, backend, seed, kv, trace, budget)
+        start = self._start(
+            args, kwargs, backend=backend, seed=seed, kv=kv, trace=trace, budget=budget
+        )
         return await start.awaited()
 
     def run_batch(
@@ -196,8 +192,17 @@ class Program:
         for each.
         """
         policy = BatchPolicy(max_errors, timeout, retries)
-        options = _BatchOptions(backend, num_threads, seed, kv, trace, budget, sampling)
-        batch = self._batch(items, options, policy)
+        batch = self._batch(
+            items,
+            num_threads,
+            policy,
+            backend=backend,
+            seed=seed,
+            kv=kv,
+            trace=trace,
+            budget=budget,
+            sampling=sampling,
+        )
         return collect(batch, progress_bar=progress_bar, return_exceptions=return_exceptions)
 
     def run_batch_iter(
@@ -220,155 +225,45 @@ class Program:
         Programs begin with the first of them; leaving the iterator early cancels the rest.
         """
         policy = BatchPolicy(max_errors, timeout, retries)
-        options = _BatchOptions(backend, num_threads, seed, kv, trace, budget, sampling)
-        return iter(self._batch(items, options, policy))
+        batch = self._batch(
+            items,
+            num_threads,
+            policy,
+            backend=backend,
+            seed=seed,
+            kv=kv,
+            trace=trace,
+            budget=budget,
+            sampling=sampling,
+        )
+        return iter(batch)
 
     def _batch(
         self,
         items: Iterable[Mapping[str, Any] | Iterable[Any]],
-        options: "_BatchOptions",
+        num_threads: int | Literal["auto"] | None,
         policy: BatchPolicy,
+        **options: Any,
     ) -> Batch:
-        num_threads = None if options.num_threads == "auto" else options.num_threads
+        num_threads = None if num_threads == "auto" else num_threads
         if num_threads is not None and num_threads < 1:
             raise ValueError(f"num_threads={num_threads} must be at least 1")
-        chosen = _choose_backend(options.backend)
-        bridge = LoopBridge(chosen.loop)
+        run_options = RunOptions(**options)
+        bridge = LoopBridge(run_options.backend.loop)
         bridge.check_may_block()
-        root, template = _root(options.seed), _template_of(chosen)
-        tracing = open_trace(options.trace)
         attempts = []
         for index, item in enumerate(items):
-            settings = self._settings(
-                chosen,
-                template,
-                options.sampling,
-                derive_seed(root, ("item", index)),
-                options.kv,
-                tracing,
-                options.budget,
-            )
-            arguments = self._arguments(*_as_arguments(item))
+            arguments = self._match(*item_arguments(item))
+            settings = run_options.item_settings(index)
             attempts.append(functools.partial(Start, self._body, settings, arguments))
         pool = ThreadPoolExecutor(num_threads or MAX_THREADS, "zipage-batch")
         return Batch(attempts, pool, bridge, policy)
 
-    def _start(
-        self,
-        args: Iterable[Any],
-        kwargs: Mapping[str, Any],
-        backend: Any,
-        seed: int | None,
-        kv: KVParams | None,
-        trace: "str | os.PathLike[str] | Trace | None",
-        budget: Budget | None,
-    ) -> "Start":
-        sampling = {n: v for n, v in kwargs.items() if n in SAMPLING_WORDS and not self._names(n)}
-        values = {name: value for name, value in kwargs.items() if name not in sampling}
-        arguments = self._arguments(args, values)
-        chosen = _choose_backend(backend)
-        template, tracing = _template_of(chosen), open_trace(trace)
-        settings = self._settings(chosen, template, sampling, _root(seed), kv, tracing, budget)
+    def _start(self, args: Iterable[Any], kwargs: Mapping[str, Any], **options: Any) -> Start:
+        values, sampling = self._parameters.split_sampling(kwargs)
+        arguments = self._match(args, values)
+        settings = RunOptions(sampling=sampling, **options).settings()
         return Start(self._body, settings, arguments)
 
-    def _settings(
-        self,
-        backend: Backend,
-        template: ChatTemplate,
-        sampling: Mapping[str, Any],
-        root_seed: int,
-        kv: KVParams | None,
-        trace: Trace | None,
-        budget: Budget | None,
-    ) -> RunSettings:
-        return RunSettings(
-            backend=backend,
-            template=template,
-            sampling=SamplingParams(**sampling_fields(sampling)),
-            kv=kv or KVParams(),
-            root_seed=root_seed,
-            trace=trace,
-            budget=budget,
-        )
-
-    def _arguments(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The body's arguments by name. Positional ones fill the parameters that are not bound."""
-        values = list(args)
-        free = [name for name in self._parameters if name not in self._bound]
-        if len(values) > len(free):
-            raise TypeError(f"{self!r} takes {len(free)} positional arguments, got {len(values)}")
-        by_position = dict(zip(free, values, strict=False))
-        for name in kwargs:
-            if name in by_position:
-                raise TypeError(f"{self!r} got two values for {name!r}")
-            if not self._takes(name):
-                known = [*self._parameters, *SAMPLING_WORDS, *RUN_WORDS]
-                raise unknown_name_error(f"argument of {self!r} or sampling field", name, known)
-        arguments = {**self._bound, **by_position, **kwargs}
-        self._signature.bind(None, **arguments)  # raises TypeError for what is missing
-        return arguments
-
-    def _names(self, name: str) -> bool:
-        return name in self._parameters
-
-    def _takes(self, name: str) -> bool:
-        kinds = [parameter.kind for parameter in self._signature.parameters.values()]
-        return self._names(name) or inspect.Parameter.VAR_KEYWORD in kinds
-
-
-@dataclasses.dataclass(frozen=True)
-class _BatchOptions:
-    """What run_batch and run_batch_iter take alike."""
-
-    backend: Any
-    num_threads: int | Literal["auto"] | None
-    seed: int | None
-    kv: KVParams | None
-    trace: "str | os.PathLike[str] | Trace | None"
-    budget: Budget | None
-    sampling: Mapping[str, Any]
-
-
-def _program_parameters(body: Callable[..., Any], signature: inspect.Signature) -> list[str]:
-    """Names after the state. Raises ValueError where the function can't be a program."""
-    parameters = list(signature.parameters.values())
-    kinds = inspect.Parameter
-    if not parameters or parameters[0].kind not in (
-        kinds.POSITIONAL_ONLY,
-        kinds.POSITIONAL_OR_KEYWORD,
-    ):
-        raise ValueError(f"{body!r} needs the state as its first parameter: def program(s, ...)")
-    names = []
-    for parameter in parameters[1:]:
-        if parameter.kind in (kinds.VAR_POSITIONAL, kinds.POSITIONAL_ONLY):
-            raise ValueError(f"{body!r}: parameter {parameter} can't be given by name; change it")
-        if parameter.name in RUN_WORDS:
-            raise ValueError(
-                f"{body!r}: {parameter.name!r} is a word of run(); rename the parameter"
-            )
-        if parameter.kind is not kinds.VAR_KEYWORD:
-            names.append(parameter.name)
-    return names
-
-
-def _as_arguments(item: Any) -> tuple[list[Any], dict[str, Any]]:
-    if isinstance(item, Mapping):
-        return [], dict(item)
-    if isinstance(item, list | tuple):
-        return list(item), {}
-    raise ValueError(f"batch item {item!r} must be a dict of arguments, or a list or tuple of them")
-
-
-def _choose_backend(backend: Any) -> Backend:
-    return default_backend() if backend is None else as_backend(backend)
-
-
-def _template_of(backend: Backend) -> ChatTemplate:
-    def render(messages: Iterable[Message], add_generation_prompt: bool) -> str:
-        return backend.render_chat(list(messages), add_generation_prompt=add_generation_prompt)
-
-    return ChatTemplate(render)
-
-
-def _root(seed: int | None) -> int:
-    return random_root() if seed is None else seed
+    def _match(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return self._parameters.match(self, self._bound, args, kwargs)

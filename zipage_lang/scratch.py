@@ -3,11 +3,11 @@
 Knows nothing of handles, requests or budgets.
 """
 
-import asyncio
 import contextlib
 from collections.abc import Generator
+from typing import Any
 
-from zipage_lang.interpreter import StateCore
+from zipage_lang.state_core import StateCore
 
 
 @contextlib.contextmanager
@@ -24,14 +24,23 @@ def scratch_core(core: StateCore) -> Generator[StateCore]:
         frame.release()
 
 
+def core_to_adopt(branch: Any) -> StateCore:
+    """The branch's core. Raises ValueError for what is no branch, such as a vote's missing one."""
+    core = getattr(branch, "core", None)
+    if not isinstance(core, StateCore):
+        raise ValueError(
+            f"adopt takes a branch, not {branch!r}; where a vote or search has no branch, its "
+            "`reason` says why"
+        )
+    return core
+
+
 async def adopted(core: StateCore, branch: StateCore) -> None:
     """Append what `branch` said since it was forked from `core`, once it has said it.
 
     Raises the branch's error. Runs on the loop.
     """
-    await asyncio.wrap_future(branch.barrier())
-    if branch.error is not None:
-        raise branch.error
+    await branch.drained()
     if not branch.is_branch_of(core):
         raise ValueError("adopt takes a branch of this state, or a branch of one")
     core.splice(branch)

@@ -9,9 +9,9 @@ from typing import Any
 
 from zipage_lang.bodies import Bodies, Body
 from zipage_lang.errors import RunCancelledError
-from zipage_lang.interpreter import StateCore
 from zipage_lang.ir import Expr
 from zipage_lang.state import StateHandle
+from zipage_lang.state_core import StateCore
 
 
 @dataclasses.dataclass(eq=False)
@@ -117,9 +117,7 @@ class SearchTree:
     async def finish(self, node: SearchNode, *, scored: bool = True) -> None:
         """Wait for the node's text; ask whether it is done and, with `scored`, how good it is."""
         try:
-            await asyncio.wrap_future(node.core.barrier())
-            if node.core.error is not None:
-                raise node.core.error
+            await node.core.drained()
             if node.core.door.stop_reason is not None:
                 raise RunCancelledError(f"budget: {node.core.door.stop_reason}")
             node.step = node.core.text_since_fork

@@ -71,7 +71,8 @@ def search(
             ends a beam or best-first search.
 
     Returns a SearchResult. Errors: ValueError for a bad argument; what `propose` raises. A branch
-    that fails, or whose evaluation raises, is left out.
+    that fails, or whose evaluation raises, is left out; the first such error is raised where no
+    node was scored at all.
 
     >>> def program(s):
     ...     def num_bs(branch): return branch.text().count("b")
@@ -101,6 +102,8 @@ async def _run(
     best: SearchNode | None = None
     try:
         best, reason = await STRATEGIES[select](tree)
+        if best is None and tree.stop_reason is None:
+            _raise_first_error(tree)
     finally:
         kept = [] if best is None else best.path
         for node in tree.nodes():
@@ -117,3 +120,10 @@ async def _run(
         num_nodes=len(tree.nodes()),
         reason=reason,
     )
+
+
+def _raise_first_error(tree: SearchTree) -> None:
+    """Nothing was scored: if that is because every node failed, say with what."""
+    errors = [node.error for node in tree.nodes() if node.error is not None]
+    if errors:
+        raise errors[0]

@@ -13,7 +13,7 @@ from zipage_lang.backend import Backend, Scoring
 from zipage_lang.budgets import Budget
 from zipage_lang.chat import ChatTemplate
 from zipage_lang.errors import RunCancelledError
-from zipage_lang.lineage import find_held_states
+from zipage_lang.held_states import find_held_states
 from zipage_lang.loops import LoopBridge
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.sampling_params import SamplingParams

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from zipage_lang.interpreter import StateCore
+from zipage_lang.async_state import AsyncState
 from zipage_lang.loops import LoopBridge, new_future
+from zipage_lang.program_state import ProgramState
 from zipage_lang.session import RunSettings, Session
-from zipage_lang.state import AsyncState, ProgramState
+from zipage_lang.state_core import StateCore
 
 
 class Start:
@@ -92,7 +93,7 @@ class Start:
             else:
                 await asyncio.to_thread(self._run_body)
             self._ended.result()
-            await asyncio.wrap_future(self._core.barrier())
+            await self._core.settled()
             await self._bridge.join(self.session.end())
         except BaseException:
             self.session.cancel()

@@ -37,6 +37,13 @@ class Run(Protocol):
     def put(self, event: Event) -> None: ...
 
 
+class Traceable(Protocol):
+    """A state that may have a place in the trace."""
+
+    @property
+    def trace(self) -> "NodeTrace | None": ...
+
+
 class Traced(Protocol):
     """A state that may be given its place in the trace."""
 
@@ -134,12 +141,12 @@ class NodeTrace:
             if branch.error is not None:  # given up before its fork was reached
                 node.fail(None, branch.error)
 
-    def join(self, branches: Sequence[Traced], mode: str) -> None:
+    def join(self, branches: Sequence[Traceable], mode: str) -> None:
         """What `branches` made is being brought here."""
         children = [branch.trace.node_id for branch in branches if branch.trace is not None]
         self._put(Join, children=children, mode=mode)
 
-    def splice(self, branch: Traced) -> None:
+    def splice(self, branch: Traceable) -> None:
         """What `branch` said is being appended."""
         if branch.trace is not None:
             self._put(Splice, child=branch.trace.node_id)

@@ -19,9 +19,9 @@ from zipage_lang.bodies import (
     wait_for,
 )
 from zipage_lang.budgets import Budget
-from zipage_lang.interpreter import StateCore
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.state import StateHandle
+from zipage_lang.state_core import StateCore
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,11 @@ hold up the rest. Prints tables; `sweep` ends in lines for `kernels/hopper/choos
 Knows nothing of the engine.
 """
 
-import importlib.util
 import json
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -34,10 +32,9 @@ SHAPES = {
     "down": (HIDDEN, INNER, False),
 }
 HEAD = (151936, HIDDEN, False)
-ROWS = (8, 32, 64, 96, 128, 160, 192, 256)
-CHAIN_ROWS = (8, 64, 96, 128, 192, 256)
+ROWS = (8, 32, 64, 96, 128, 160, 192)
+CHAIN_ROWS = (8, 64, 96, 128, 160, 192)
 TUNED_ROWS = (128, 96, 192, 160, 64)
-SKINNY_ROWS = (64, 128)  # each of its shapes is compiled first, which takes seconds
 NUM_CANDIDATES = 14
 CHECK_LIMIT_S, STAGE_LIMIT_S = 25, 60
 HERE = Path(__file__).resolve().parent
@@ -68,23 +65,12 @@ def shape_of(name: str) -> tuple[int, int, bool]:
     return HEAD if name == "head" else SHAPES[name]
 
 
-def hopper_products(weights: dict[str, list[Tensor]], promotion: int = 256) -> Products:
+def hopper_products(weights: dict[str, list[Tensor]]) -> Products:
     # The weights are random, so that gate and up rows need no interleaving.
     from zipage_lang.kernels.hopper.linear import HopperLinear
 
     return {
-        name: [HopperLinear(weight, None, shape_of(name)[2], promotion) for weight in stack]
-        for name, stack in weights.items()
-    }
-
-
-def skinny_products(weights: dict[str, list[Tensor]]) -> Products | None:
-    if importlib.util.find_spec("zipage_lang.kernels.skinny") is None:
-        return None
-    from zipage_lang.kernels.skinny import SkinnyLinear
-
-    return {
-        name: [SkinnyLinear(weight, None, shape_of(name)[2]) for weight in stack]
+        name: [HopperLinear(weight, None, shape_of(name)[2]) for weight in stack]
         for name, stack in weights.items()
     }
 
@@ -135,49 +121,37 @@ def tried(work: Callable[[], float]) -> float:
 
 
 def label(config: Any) -> str:
-    text = f"{config.groups * 64}/s{config.splits}/x{config.sharers}"
-    text += "a" if config.apart else ""
-    text += f"/p{config.prefetch}" if config.prefetch else ""
-    text += f"/{config.shared_bytes >> 10}K" if config.shared_bytes >> 10 != 208 else ""
-    return text + (f"/st{config.stages}" if config.stages else "")
+    return f"{config.groups * 64}/s{config.splits}/x{config.sharers}"
 
 
 def candidates(name: str, rows: int) -> list[Any]:
-    """The likeliest cuts by the rule, and the likeliest of each tile, sharing and exchange."""
+    """The likeliest cuts by the rule, and the likeliest of each tile and sharing."""
     from zipage_lang.kernels.hopper.choose import ranked_configs
     from zipage_lang.kernels.hopper.library import clusters_held
 
-    out_size, in_size, gated = shape_of(name)
-    held = clusters_held()
-    ranked = ranked_configs(rows, out_size, in_size, held=held)
+    out_size, in_size, _ = shape_of(name)
+    ranked = ranked_configs(rows, out_size, in_size, clusters_held())
     chosen = ranked[: NUM_CANDIDATES // 2]
     seen = {(config.groups, config.sharers) for config in chosen}
     for config in ranked:
         if (config.groups, config.sharers) not in seen and len(chosen) < NUM_CANDIDATES:
             seen.add((config.groups, config.sharers))
             chosen.append(config)
-    if not gated and name != "head":
-        apart = ranked_configs(rows, out_size, in_size, apart=True, held=held)
-        chosen += [config for config in apart if config.apart][:3]
     return chosen
 
 
 def sweep(weights: dict[str, list[Tensor]], rate: float) -> dict[str, list[Any]]:
-    """Times of the likeliest cuts; the best whole product of each (shape, rows)."""
+    """Times of the likeliest cuts; the best of each (shape, rows)."""
     from zipage_lang.kernels.hopper.library import clusters_held
 
     print("clusters held at once, by size from 0:", clusters_held())
-    hopper, cublas, skinny = hopper_products(weights), cublas_products(weights), None
-    try:
-        skinny = skinny_products(weights)
-    except Exception:
-        traceback.print_exc()
+    hopper, cublas = hopper_products(weights), cublas_products(weights)
     best: dict[str, list[Any]] = {}
     for name in ("o", "gate_up", "down", "qkv", "head"):
         out_size, in_size, _ = shape_of(name)
         least = out_size * in_size * 2 / rate
         print(f"{name}: least {least:.1f} us; us (share of copy bandwidth) and the next best cuts")
-        for rows in ROWS if name != "head" else (64, 128, 256):
+        for rows in ROWS if name != "head" else (64, 128):
             x = inputs(name, rows)
             run = {
                 config: tried(
@@ -186,53 +160,16 @@ def sweep(weights: dict[str, list[Tensor]], rate: float) -> dict[str, list[Any]]
                 for config in candidates(name, rows)
             }
             order = sorted(run, key=run.__getitem__)
-            whole = next(config for config in order if not config.apart)
-            best[f"{name} {rows}"] = list(whole)
-            alone = tried(
-                lambda c=whole, x=x, name=name: each_us(
-                    lambda p: p.run(x, c, overlap=False), hopper[name]
-                )
-            )
+            best[f"{name} {rows}"] = list(order[0])
             cublas_us = tried(lambda x=x, name=name: each_us(lambda p: p(x), cublas[name]))
             line = f"{rows:4d} cublas {cublas_us:6.1f} ({least / cublas_us:4.0%})"
-            if skinny is not None and rows in SKINNY_ROWS:
-                call = (
-                    (lambda p, x=x: p(x)) if shape_of(name)[2] else (lambda p, x=x: p.partials(x))
-                )
-                skinny_us = tried(lambda name=name, call=call: each_us(call, skinny[name]))
-                line += f" skinny {skinny_us:6.1f} ({least / skinny_us:4.0%})"
-            line += f" hopper {run[whole]:6.1f} ({least / run[whole]:4.0%}) alone {alone:6.1f} |"
+            hopper_us = run[order[0]]
+            line += f" hopper {hopper_us:6.1f} ({least / hopper_us:4.0%}) |"
             print(line, *(f"{label(config)}={run[config]:.1f}" for config in order[:9]))
     return best
 
 
-def refine(weights: dict[str, list[Tensor]], best: dict[str, list[Any]], rows: int) -> None:
-    """What the smaller knobs do at one number of rows: L2 fetches, prefetch, stages."""
-    from zipage_lang.kernels.hopper.choose import HopperConfig
-
-    for name in SHAPES:
-        config, x = HopperConfig(*best[f"{name} {rows}"]), inputs(name, rows)
-        results = {}
-        for promotion in (0, 128, 256):
-            products = hopper_products({name: weights[name]}, promotion)[name]
-            results[f"L2 {promotion}"] = tried(
-                lambda c=config, x=x, p=products: each_us(lambda one: one.run(x, c), p)
-            )
-        for change in (
-            {"prefetch": 4},
-            {"prefetch": 16},
-            {"shared_bytes": 226 << 10},
-            {"stages": 3},
-            {"stages": 4},
-        ):
-            changed = config._replace(**change)
-            results[str(change)] = tried(
-                lambda c=changed, x=x, p=products: each_us(lambda one: one.run(x, c), p)
-            )
-        print(f"{name} {rows} {label(config)}:", {k: round(v, 1) for k, v in results.items()})
-
-
-def stack_of_layers(products: Products, rows: int, how: str) -> Callable[[], Tensor]:
+def stack_of_layers(products: Products, rows: int) -> Callable[[], Tensor]:
     """All layers but attention, of which only the reading of q is left."""
     from zipage_lang.kernels import fused_ops
 
@@ -242,9 +179,6 @@ def stack_of_layers(products: Products, rows: int, how: str) -> Callable[[], Ten
     def call(name: str, index: int, x: Tensor) -> Tensor:
         return products[name][index](x)
 
-    def apart(name: str, index: int, x: Tensor) -> Tensor:
-        return products[name][index].partials(x)
-
     def work() -> Tensor:
         residual = start
         normed = fused_ops.rms_norm(residual, ones, 1e-6)
@@ -252,53 +186,25 @@ def stack_of_layers(products: Products, rows: int, how: str) -> Callable[[], Ten
             qkv = call("qkv", index, normed)
             q = qkv[:, :Q_SIZE].view(rows, -1, HEAD_DIM)
             attended = fused_ops.rms_norm(q, ones[:HEAD_DIM], 1e-6).view(rows, Q_SIZE)
-            if how == "apart":
-                mixed = apart("o", index, attended)
-                normed, residual = fused_ops.add_rms_norm_partials(mixed, residual, ones, 1e-6)
-            else:
-                mixed = call("o", index, attended)
-                normed, residual = fused_ops.add_rms_norm(mixed, residual, ones, 1e-6)
+            mixed = call("o", index, attended)
+            normed, residual = fused_ops.add_rms_norm(mixed, residual, ones, 1e-6)
             inner = call("gate_up", index, normed)
-            if how == "apart":
-                fed = apart("down", index, inner)
-                normed, residual = fused_ops.add_rms_norm_partials(fed, residual, ones, 1e-6)
-            else:
-                fed = call("down", index, inner)
-                normed, residual = fused_ops.add_rms_norm(fed, residual, ones, 1e-6)
+            fed = call("down", index, inner)
+            normed, residual = fused_ops.add_rms_norm(fed, residual, ones, 1e-6)
         return residual
 
     return work
 
 
-class Varied:
-    """A Hopper product with something in its cut changed."""
-
-    def __init__(self, product: Any, overlap: bool = True, **changes: int) -> None:
-        self.product, self.overlap, self.changes = product, overlap, changes
-
-    def __call__(self, x: Tensor) -> Tensor:
-        config = self.product.config(len(x))._replace(**self.changes)
-        return self.product.run(x, config, overlap=self.overlap)
-
-    def partials(self, x: Tensor) -> Tensor:
-        config = self.product.config(len(x), apart=True)._replace(**self.changes)
-        out = self.product.run(x, config, overlap=self.overlap)
-        return out if config.apart else out[None]
-
-
-def varied(products: Products, **changes: Any) -> Products:
-    return {name: [Varied(one, **changes) for one in stack] for name, stack in products.items()}
-
-
 def use_best(best: dict[str, Any]) -> None:
-    """Let the sweep's results be what the rule gives."""
+    """Let the sweep's results be what is chosen."""
     from zipage_lang.kernels.hopper import choose
 
     for key, config in best.items():
         name, rows = key.split()
         out_size, in_size, _ = shape_of(name)
         shape = choose.padded_rows(int(rows)), out_size, in_size
-        choose.MEASURED[shape] = tuple(config[:3])
+        choose.MEASURED[shape] = tuple(config)
     choose.choose_config.cache_clear()
 
 
@@ -306,24 +212,13 @@ def chain(weights: dict[str, list[Tensor]], rate: float) -> None:
     all_bytes = sum(weight.nbytes for name in SHAPES for weight in weights[name])
     least = all_bytes / rate / 1e3
     print(f"stack of {LAYERS} layers without attention: least {least:.2f} ms; ms (share), distance")
-    hopper, skinny = hopper_products(weights), skinny_products(weights)
-    variants: dict[str, tuple[Products, str]] = {
-        "cublas": (cublas_products(weights), "whole"),
-        "hopper": (hopper, "whole"),
-        "no overlap": (varied(hopper, overlap=False), "whole"),
-        "prefetch 4": (varied(hopper, prefetch=4), "whole"),
-        "apart": (hopper, "apart"),
-    }
-    if skinny is not None:
-        variants["skinny"] = (skinny, "apart")
+    variants = {"cublas": cublas_products(weights), "hopper": hopper_products(weights)}
     for rows in CHAIN_ROWS:
         line, reference = f"{rows:4d}", None
-        for name, (products, how) in variants.items():
-            if name == "skinny" and rows not in SKINNY_ROWS:
-                continue
+        for name, products in variants.items():
             torch.manual_seed(rows)
             try:
-                work = stack_of_layers(products, rows, how)
+                work = stack_of_layers(products, rows)
                 out = work().double()
                 reference = out if reference is None else reference
                 distance = ((out - reference).norm() / reference.norm()).item()
@@ -333,7 +228,7 @@ def chain(weights: dict[str, list[Tensor]], rate: float) -> None:
                 if "CUDA error" in str(error):
                     raise
                 continue
-            line += f"\n     {name:26s} {ms:.3f} ({least / ms:.0%}) {distance:.0e}"
+            line += f"  {name} {ms:.3f} ({least / ms:.0%}) {distance:.0e}"
         print(line)
 
 
@@ -349,7 +244,7 @@ class Fixed:
 
 def tune(weights: dict[str, list[Tensor]]) -> None:
     """The cuts that make the whole stack fastest, one product after the other, twice around."""
-    from zipage_lang.kernels.hopper.choose import HopperConfig, choose_config, ranked_configs
+    from zipage_lang.kernels.hopper.choose import choose_config, ranked_configs
     from zipage_lang.kernels.hopper.library import clusters_held
 
     hopper, cublas, held = hopper_products(weights), cublas_products(weights), clusters_held()
@@ -361,29 +256,27 @@ def tune(weights: dict[str, list[Tensor]]) -> None:
             ]
             for name in SHAPES
         }
-        work = stack_of_layers(products, rows, "whole")
+        work = stack_of_layers(products, rows)
         graph = capture(work, warmups=1)
         return min(event_ms(graph.replay, 8) for _ in range(2))
 
     for rows in TUNED_ROWS:
         cuts: dict[str, Any] = {}
         for name, (out_size, in_size, _) in SHAPES.items():
-            cuts[name] = choose_config(rows, out_size, in_size, held=held)
+            cuts[name] = choose_config(rows, out_size, in_size, held)
         best = first = tried(partial(stack_ms, cuts, rows))
         for name in ("gate_up", "down", "o", "qkv", "o"):
             out_size, in_size, _ = SHAPES[name]
-            ranked = ranked_configs(rows, out_size, in_size, held=held)[:5]
-            wider = cuts[name] and cuts[name]._replace(shared_bytes=226 << 10)
-            for config in [*ranked, wider, None]:
+            ranked = ranked_configs(rows, out_size, in_size, held)[:5]
+            for config in [*ranked, None]:
                 ms = tried(partial(stack_ms, {**cuts, name: config}, rows))
                 if ms < best - 0.004:
                     best, cuts = ms, {**cuts, name: config}
         print(f"{rows}: {first:.3f} -> {best:.3f} ms", flush=True)
         for name, config in cuts.items():
             out_size, in_size, _ = SHAPES[name]
-            cut = tuple(config[:3]) if isinstance(config, HopperConfig) else None
-            more = "" if config is None or config.shared_bytes >> 10 == 208 else " # 226K"
-            print(f"    ({rows}, {out_size}, {in_size}): {cut},{more}")
+            cut = None if config is None else tuple(config)
+            print(f"    ({rows}, {out_size}, {in_size}): {cut},")
 
 
 def stage_tune() -> None:
@@ -391,15 +284,17 @@ def stage_tune() -> None:
 
 
 def stage_sweep() -> None:
+    from zipage_lang.kernels.hopper.choose import padded_rows
+
     rate, weights = copy_rate(), random_weights()
     print(f"copy {rate / 1e6:.3f} TB/s")
     best = sweep(weights, rate)
     BEST_FILE.write_text(json.dumps(best))
-    refine(weights, best, 128)
     print("MEASURED = {")
     for key, config in best.items():
         name, rows = key.split()
-        print(f"    ({rows}, {shape_of(name)[0]}, {shape_of(name)[1]}): {tuple(config[:3])},")
+        shape = padded_rows(int(rows)), *shape_of(name)[:2]
+        print(f"    {shape}: {tuple(config)},")
     print("}")
 
 
@@ -418,10 +313,9 @@ def main() -> None:
     stages = sys.argv[1:] or ["check", "sweep", "chain"]
     started = time.perf_counter()
     if "check" in stages:
-        checks = str(HERE / "products_check.py")
-        for one in [run_limited([checks, kind], CHECK_LIMIT_S) for kind in ("hopper", "skinny")]:
-            if one.wait():
-                print(f"check ended with {one.returncode} (124: took over {CHECK_LIMIT_S} s)")
+        one = run_limited([str(HERE / "products_check.py")], CHECK_LIMIT_S)
+        if one.wait():
+            print(f"check ended with {one.returncode} (124: took over {CHECK_LIMIT_S} s)")
     for stage in ("sweep", "chain", "tune"):
         if stage in stages:
             one = run_limited([str(HERE / "products.py"), f"only-{stage}"], STAGE_LIMIT_S)

@@ -1,15 +1,15 @@
-"""Are the products of one kernel right: odd rows and shapes, every cut, overlap, order in a graph.
+"""Are the Hopper products right: odd rows and shapes, every cut, order in a graph.
 
-    python3 benchmarks/card/products_check.py hopper|skinny
+    python3 benchmarks/card/products_check.py
 
 Knows nothing of speed.
 """
 
 import random
-import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +17,11 @@ from timing import capture
 from torch import Tensor
 
 from zipage_lang.kernels import fused_ops
+from zipage_lang.kernels.hopper.choose import ranked_configs
+from zipage_lang.kernels.hopper.library import clusters_held
+from zipage_lang.kernels.hopper.linear import HopperLinear
 
-ROWS = (1, 3, 8, 17, 64, 100, 128, 129, 200, 256)
+ROWS = (1, 3, 8, 17, 64, 100, 128, 129, 191, 192)
 # name: (out_size, in_size, gated, with bias)
 SHAPES = {
     "qkv 8B": (6144, 4096, False, False),
@@ -60,36 +63,16 @@ def poison(like: Tensor) -> None:
     torch.full_like(like, float("nan"))
 
 
-def cases_of(kind: str, product: Any, num_rows: int, choice: random.Random) -> list[Any]:
-    """Ways to run a product: (label, function of x to the whole product)."""
-    if kind == "skinny":
-        return [("chosen", product)]
-    from zipage_lang.kernels.hopper.choose import ranked_configs
-    from zipage_lang.kernels.hopper.library import clusters_held
-
-    held = clusters_held()
-    ranked = ranked_configs(num_rows, *product.weight.shape, held=held)
-    if not product.gated:
-        apart = ranked_configs(num_rows, *product.weight.shape, apart=True, held=held)
-        ranked += [config for config in apart if config.apart]
+def cases_of(product: HopperLinear, num_rows: int, choice: random.Random) -> list[Any]:
+    """Ways to run a product: (label, function of x)."""
+    ranked = ranked_configs(num_rows, *product.weight.shape, clusters_held())
     picked = choice.sample(ranked, min(MAX_CONFIGS, len(ranked)))
-    picked = [config._replace(prefetch=choice.choice((0, 5))) for config in picked]
-
-    def runner(config: Any, overlap: bool) -> Callable[[Tensor], Tensor]:
-        def run(x: Tensor) -> Tensor:
-            out = product.run(x, config, overlap=overlap)
-            return out.sum(0) if config.apart else out
-
-        return run
-
     return [("chosen", product)] + [
-        (f"{config} overlap={overlap}", runner(config, overlap))
-        for config in picked
-        for overlap in (False, True)
+        (str(config), partial(product.run, config=config)) for config in picked
     ]
 
 
-def check_shape(kind: str, cls: Any, name: str, deadline: float) -> tuple[int, int, float]:
+def check_shape(name: str, deadline: float) -> tuple[int, int, float]:
     out_size, in_size, gated, with_bias = SHAPES[name]
     seed = random.randrange(2**31)
     torch.manual_seed(seed)
@@ -99,11 +82,11 @@ def check_shape(kind: str, cls: Any, name: str, deadline: float) -> tuple[int, i
     bias = torch.randn(out_size, **kinds) if with_bias else None
     xs = torch.randn(max(ROWS), in_size, **kinds)
     reference = expected(xs, weight, bias, gated)
-    product = cls.prepare(weight, bias, gated)
+    product = HopperLinear.prepare(weight, bias, gated)
     num_run, num_wrong, largest = 0, 0, 0.0
     for num_rows in ROWS:
         x = xs[:num_rows].clone()
-        for label, run in cases_of(kind, product, num_rows, choice):
+        for label, run in cases_of(product, num_rows, choice):
             if time.perf_counter() > deadline:
                 print(f"  {name}: out of time at {num_rows} rows")
                 return num_run, num_wrong, largest
@@ -132,14 +115,16 @@ def check_shape(kind: str, cls: Any, name: str, deadline: float) -> tuple[int, i
     return num_run, num_wrong, largest
 
 
-def check_order(cls: Any, num_rows: int) -> None:
+def check_order(num_rows: int) -> None:
     """A graph in which every product reads what the kernel just before it wrote, replayed often."""
     kinds = {"device": "cuda", "dtype": torch.bfloat16}
     hidden, inner, num_layers = 1024, 3072, 6
     ups, downs = [], []
     for _ in range(num_layers):
-        ups.append(cls.prepare(torch.randn(2 * inner, hidden, **kinds) / hidden**0.5, None, True))
-        downs.append(cls.prepare(torch.randn(hidden, inner, **kinds) / inner**0.5, None, False))
+        up = torch.randn(2 * inner, hidden, **kinds) / hidden**0.5
+        ups.append(HopperLinear.prepare(up, None, True))
+        down = torch.randn(hidden, inner, **kinds) / inner**0.5
+        downs.append(HopperLinear.prepare(down, None))
     scale = torch.ones(hidden, **kinds)
     source, x = torch.randn(num_rows, hidden, **kinds), torch.empty(num_rows, hidden, **kinds)
     other = torch.randn(8192, 8192, **kinds)
@@ -170,24 +155,18 @@ def check_order(cls: Any, num_rows: int) -> None:
 
 
 def main() -> None:
-    kind = sys.argv[1]
     started = time.perf_counter()
-    if kind == "hopper":
-        from zipage_lang.kernels.hopper.linear import HopperLinear as cls
-    else:
-        from zipage_lang.kernels.skinny import SkinnyLinear as cls
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    print(f"{kind}: right?")
+    print("right?")
     deadline = started + CHECK_S
-    for num_rows in (8, 128, 200):
+    for num_rows in (8, 128, 192):
         try:
-            check_order(cls, num_rows)
+            check_order(num_rows)
         except Exception:
             traceback.print_exc()
             return
     for name in SHAPES:
         try:
-            num_run, num_wrong, largest = check_shape(kind, cls, name, deadline)
+            num_run, num_wrong, largest = check_shape(name, deadline)
             print(f"  {name}: {num_run} runs, {num_wrong} wrong, error {largest:.2f} of allowed")
         except Exception:
             traceback.print_exc()

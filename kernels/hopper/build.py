@@ -68,8 +68,9 @@ def build(target: Path) -> Path:
     note = f"about half a minute, once; kept in {target.parent}"
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
-        with shown_build("our Hopper products", note, made.parent, num_files=1):
-            _compile([nvcc, *NVCC_FLAGS, "-o", str(made), str(FOLDER / "linear.cu")])
+        with shown_build("our Hopper kernels", note, made.parent, num_files=1):
+            sources = [str(source) for source in sorted(FOLDER.glob("*.cu"))]
+            _compile([nvcc, *NVCC_FLAGS, "-o", str(made), *sources])
         made.replace(target)
     return target
 

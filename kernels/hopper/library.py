@@ -28,6 +28,16 @@ _SIGNATURES: dict[str, tuple[list[type], type]] = {
         _int,
     ),
     "zl_max_clusters": ([_int] * 4, _int),
+    "zl_scoring": (
+        [
+            *[_pointer] * 7,  # keys, slots, positions, queries
+            *[_pointer] * 2,  # mass, similarity
+            *[_int] * 8,
+            *[ctypes.c_float] * 2,
+            _pointer,  # stream
+        ],
+        _int,
+    ),
     "zl_error": ([_int], ctypes.c_char_p),
 }
 
@@ -61,6 +71,15 @@ def clusters_held() -> tuple[int, ...]:
     # Any kernel will do: each takes a whole SM. Below 0 it is an error: the size does not exist.
     counts = [load().zl_max_clusters(128, 2, size, 1) for size in sizes]
     return (0, *(max(0, count) for count in counts))
+
+
+def is_available() -> bool:
+    """Whether `load` would succeed; it may build the library."""
+    try:
+        load()
+    except KernelsUnavailableError:
+        return False
+    return True
 
 
 def check(code: int) -> None:

@@ -97,16 +97,16 @@ def test_extraction_gives_typed_values_and_one_error_in_its_place(run_example):
 
 
 def test_a_long_thought_goes_on_from_what_is_kept(run_example):
-    printed = run_example("long_thought", "--length", "64", "--budget", "32", "--branches", "3")
+    printed = run_example("long_thought", "--length", "48", "--budget", "24", "--branches", "3")
     rows = re.findall(r"(?m)^(first|second|third)\*? +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)$", printed)
     names = [name for name, *_ in rows]
     assert names == ["first", "second", "second", "second", "third"]
     numbers = [[int(number) for number in row[1:]] for row in rows]
     for tokens, _, length, kept, missing in numbers:
-        assert tokens == 64
+        assert tokens == 48
         assert kept + missing == length
-        assert kept <= 32 + 32 + 16  # the first prompt, budget and interval, less than one block
-    prompt_len = numbers[0][2] - 64
-    assert all(reused >= prompt_len + 63 for _, reused, *_ in numbers[1:])  # compacted, not redone
+        assert kept <= 32 + 24 + 16 + 16  # the first prompt, budget, interval, less than one block
+    prompt_len = numbers[0][2] - 48
+    assert all(reused >= prompt_len + 47 for _, reused, *_ in numbers[1:])  # compacted, not redone
     assert numbers[-1][4] > numbers[0][4] > 0
     assert problems(read_trace("long_thought.jsonl")) == []

@@ -55,3 +55,25 @@ def test_a_build_that_fails_is_not_called_built(tmp_path, caplog):
 def test_prebuild_refuses_what_it_cannot_build(arguments, told, capsys):
     assert prebuild.main(arguments) == 1
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("card", "has_products"), [("9.0a", True), ("8.0", False)])
+def test_prebuild_makes_both_libraries_and_copies_them(
+    tmp_path, monkeypatch, capsys, card, has_products
+):
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "of before")
+    products, attention = tmp_path / "zipage_hopper_0.so", tmp_path / "attention_128.so"
+    for path in (products, attention):
+        path.write_text(path.name)
+    monkeypatch.setattr("zipage_lang.kernels.hopper.build.library_path", lambda: products)
+    monkeypatch.setattr(
+        "zipage_lang.kernels.flashinfer_module.build_attention", lambda dtype, head_dim: attention
+    )
+    target = tmp_path / "built"
+    options = ["--card", card, "--head-dim", "128", "--copy-to", str(target)]
+    assert prebuild.main(options) == 0
+    found = {str(path.relative_to(target)) for path in target.rglob("*.so")}
+    wanted = {"flashinfer/attention_128/attention_128.so"}
+    assert found == wanted | ({"zipage/zipage_hopper_0.so"} if has_products else set())
+    assert (str(products) in capsys.readouterr().out) == has_products
+    assert os.environ["FLASHINFER_CUDA_ARCH_LIST"] == card

@@ -1,13 +1,17 @@
-"""Which batch sizes run in graphs when memory ends before all are captured. No card needed: what a
-capture is stands aside."""
+"""Which batch sizes run in graphs when memory ends before all are captured, and the numbers that a
+step sends. No card needed: what a capture is stands aside."""
 
 import logging
+import random
+import types
 
+import msgspec
 import pytest
 import torch
 
 from zipage_lang.runtime.decode_graphs import DecodeGraphs, buckets_up_to
-from zipage_lang.runtime.step_plan import Chunk
+from zipage_lang.runtime.row_tables import RowTables
+from zipage_lang.runtime.step_plan import BlockUpdate, Chunk, PromptScore
 
 
 class LittleMemory(DecodeGraphs):
@@ -78,3 +82,67 @@ def test_with_memory_for_none_decoding_goes_on_without_graphs(make_graphs, caplo
     graphs = make_graphs(range(0))
     assert not any(graphs.can_run(decodes(count)) for count in range(18))
     assert "decoding runs without graphs" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_tokens": 2, "token_ids": (1, 2)},
+        {"token_ids": (1,)},
+        {"sample_rows": ()},
+        {"sample_rows": (1, 2)},
+        {"prompt_score": PromptScore(0, (1,), 0)},
+    ],
+)
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_step_with_anything_but_decodes_runs_without_a_graph(make_graphs, change, place):
+    chunks = decodes(3)
+    chunks[place] = msgspec.structs.replace(chunks[place], **change)
+    assert not make_graphs(range(1000)).can_run(chunks)
+
+
+class Planner:
+    """Takes note of the batch that it is to plan."""
+
+    def plan(self, batch, bucket):
+        self.batch, self.bucket = batch, bucket
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_numbers_of_a_step_equal_the_loop_over_its_rows(monkeypatch, block_size):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    empty = torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda *shape, pin_memory=False, **kind: empty(*shape, **kind)
+    )
+    rng, window, planner = random.Random(block_size), 4, Planner()
+    rows = rng.sample(range(16), 11)
+    tables, cache = RowTables(16, 90), types.SimpleNamespace(block_size=block_size, window=window)
+    chunks, block_ids = [], {}
+    for row in rows:
+        resident = rng.randrange(80)
+        block_ids[row] = tuple(rng.sample(range(1, 999), resident // block_size + 1))
+        tables.update(BlockUpdate(row, 0, block_ids[row]))
+        slot = rng.choice([None, 0, 3])
+        chunks.append(Chunk(row, 1, None, resident + 7, resident, (row,), slot, None))
+    last_token_ids = torch.zeros(16, dtype=torch.int64)
+    graphs = DecodeGraphs(None, cache, tables, planner, last_token_ids, max_rows=16)
+    replayed = []
+    graph = types.SimpleNamespace(replay=lambda: replayed.append(graphs._inputs.tolist()))
+    graphs._captured[16, True] = types.SimpleNamespace(graph=graph, logits=torch.zeros(16, 2))
+
+    assert graphs.run(chunks).shape == (11, 2)
+
+    ((sent_rows, positions, slots, ring_slots),) = replayed
+    for line, chunk in enumerate(chunks):
+        block, offset = divmod(chunk.resident_start, block_size)
+        ring = None if chunk.query_slot is None else chunk.query_slot * window
+        assert sent_rows[line] == chunk.row
+        assert positions[line] == chunk.position
+        assert slots[line] == block_ids[chunk.row][block] * block_size + offset
+        assert ring_slots[line] == (-1 if ring is None else ring + chunk.position % window)
+        assert planner.batch.kv_lens[line] == chunk.resident_start + 1
+        table = planner.batch.block_tables[line, : len(block_ids[chunk.row])]
+        assert tuple(table.tolist()) == block_ids[chunk.row]
+    assert (planner.bucket, slots[11:], ring_slots[11:]) == (16, [-1] * 5, [-1] * 5)
+    assert planner.batch.q_starts.tolist() == list(range(12))

@@ -1,6 +1,9 @@
 """run_batch and run_batch_iter: what one program does costs the others nothing."""
 
+import asyncio
+import gc
 import threading
+import weakref
 from concurrent.futures import Future
 
 import pytest
@@ -35,23 +38,92 @@ def script(call):
     return Reply("late", gate=Future()) if call.prompt == "q123" else "fine"
 
 
-@pytest.mark.parametrize(("program", "timeout"), [(ask, 2.5), (ask_async, 6.0)])
-def test_500_programs_with_one_raising_and_one_timing_out_give_498_results_in_order(
-    program, timeout
-):
-    backend = ScriptedBackend(script)
+class ClockLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock can be put forward."""
+
+    ahead_s = 0.0
+
+    def time(self):
+        return super().time() + self.ahead_s
+
+    def jump(self, seconds):
+        self.ahead_s += seconds
+
+
+class ClockBackend(ScriptedBackend):
+    """A scripted backend whose loop's clock can be put forward."""
+
+    loop = None  # set by the fixture
+
+
+@pytest.fixture
+def clock_backend():
+    backend = ClockBackend(script)
+    backend.loop = ClockLoop()
+    thread = threading.Thread(target=backend.loop.run_forever)
+    thread.start()
+    yield backend
+    backend.loop.call_soon_threadsafe(backend.loop.stop)
+    thread.join()
+    backend.loop.close()
+
+
+@pytest.mark.parametrize("program", [ask, ask_async])
+def test_500_programs_with_one_raising_and_one_timing_out_give_498_results(program, clock_backend):
     items = [{"q": f"q{i}"} for i in range(NUM_PROGRAMS)]
-    results = program.run_batch(items, backend=backend, timeout=timeout, return_exceptions=True)
-    failed = {i: r for i, r in enumerate(results) if isinstance(r, BaseException)}
+    results = {}
+    for index, result in program.run_batch_iter(items, backend=clock_backend, timeout=600):
+        results[index] = result
+        if len(results) == NUM_PROGRAMS - 1:  # the one that is left has its ten minutes now
+            clock_backend.loop.call_soon_threadsafe(clock_backend.loop.jump, 601)
+    failed = {i: r for i, r in results.items() if isinstance(r, BaseException)}
     assert {i: type(error) for i, error in failed.items()} == {
         17: ZeroDivisionError,
         123: zipage.ProgramTimeoutError,
     }
     assert str(failed[17]) == "q17"
-    assert f"timeout={timeout:g} s" in str(failed[123])
-    for index, result in enumerate(results):
+    assert "timeout=600 s" in str(failed[123])
+    assert sorted(results) == list(range(NUM_PROGRAMS))
+    for index, result in results.items():
         assert index in failed or result.text() == f"q{index}fine"
-    assert backend.num_running == 0
+    assert clock_backend.num_running == 0
+
+
+def test_results_stand_in_the_order_of_the_items():
+    gates = {f"q{i}": Future() for i in range(4)}
+    seen = []
+
+    def reply(call):
+        seen.append(call.prompt)
+        if len(seen) == len(gates):  # all run: let them end, the last one first
+            for prompt in reversed(gates):
+                gates[prompt].set_result(None)
+        return Reply("raise" if call.prompt == "q1" else call.prompt, gate=gates[call.prompt])
+
+    results = ask.run_batch(
+        [(prompt,) for prompt in gates], backend=ScriptedBackend(reply), return_exceptions=True
+    )
+    assert isinstance(results[1], ZeroDivisionError)
+    assert [results[i]["a"] for i in (0, 2, 3)] == ["q0", "q2", "q3"]
+
+
+@pytest.mark.parametrize("program", [ask, ask_async])
+def test_a_timeout_counts_real_seconds(program):
+    (result,) = program.run_batch(
+        [("q123",)], backend=ScriptedBackend(script), timeout=0.05, return_exceptions=True
+    )
+    assert isinstance(result, zipage.ProgramTimeoutError)
+
+
+def test_a_timeout_keeps_no_program_that_has_ended():
+    backend = ScriptedBackend("fine")
+    states = [
+        weakref.ref(state)
+        for _, state in ask.run_batch_iter([("q1",)] * 3, backend=backend, timeout=3600)
+    ]
+    ask.run("q1", backend=backend)  # the loop has had time to let go
+    gc.collect()
+    assert [state() for state in states] == [None] * 3
 
 
 def test_without_return_exceptions_the_error_holds_all_results():

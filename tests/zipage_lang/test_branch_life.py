@@ -124,6 +124,38 @@ class TestCancel:
         gate = new_future()
         assert run(body, ScriptedBackend(Reply("ok", gate=gate))).ret_value == "ok"
 
+    def test_branches_behind_a_fork_that_was_not_reached_fail_at_once_too(self):
+        def body(s):
+            s += zipage.gen("slow")
+            (outer,) = s.fork(1)
+            inner = outer.fork(2)
+            inner += zipage.gen("x")
+            outer.cancel("never mind")
+            reasons = [branch.error().reason for branch in inner]
+            gate.set_result(None)
+            return reasons, s["slow"]
+
+        gate = new_future()
+        backend = ScriptedBackend(Reply("ok", gate=gate))
+        assert run(body, backend).ret_value == (["never mind"] * 2, "ok")
+        assert len(backend.calls) == 1
+
+    def test_branches_forked_while_their_parent_is_cancelled_are_cancelled_with_it(self):
+        def body(s):
+            (outer,) = s.fork(1)
+            groups = []
+            for round_index in range(50):
+                inner = outer.fork(1)
+                inner += zipage.gen("x")
+                groups.append(inner)
+                if round_index == 25:
+                    outer.cancel("enough")
+            return {branch.error().reason for inner in groups for branch in inner}
+
+        backend = ScriptedBackend(Reply("x", gate=new_future()))
+        assert run(body, backend).ret_value == {"enough"}
+        assert backend.num_running == 0
+
     def test_branches_of_a_cancelled_branch_are_cancelled_with_it(self):
         def body(s):
             (outer,) = s.fork(1)

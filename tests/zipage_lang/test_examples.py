@@ -4,6 +4,7 @@ import importlib.util
 import io
 import itertools
 import re
+from concurrent.futures import Future
 from fractions import Fraction
 from pathlib import Path
 
@@ -203,12 +204,21 @@ class TestSkeletonOfThought:
     example = load("skeleton_of_thought")
 
     def test_points_are_written_side_by_side_and_joined_in_order(self, capsys):
-        script = {
-            re.compile("Keep it dry:$"): Reply(" Water spoils it.", token_delay_s=0.002),
-            re.compile("Wrap it well:$"): " Paper\nis best.\n\nAnd more",
-            re.compile("Eat it soon:$"): " It is never as good again.",
-            re.compile(""): "1. Keep it dry\n2. Wrap it well\n3. Eat it soon\n",
+        all_here = Future()
+        texts = {
+            "Keep it dry:": " Water spoils it.",
+            "Wrap it well:": " Paper\nis best.\n\nAnd more",
+            "Eat it soon:": " It is never as good again.",
         }
+
+        def script(call):
+            for prompt, text in texts.items():
+                if call.prompt.endswith(prompt):
+                    if backend.num_running == len(texts):
+                        all_here.set_result(None)
+                    return Reply(text, gate=all_here)
+            return "1. Keep it dry\n2. Wrap it well\n3. Eat it soon\n"
+
         backend = StatefulBackend(script)
         state = self.example.skeleton_of_thought.run("Bread?", backend=backend)
         assert state.ret_value == ["Keep it dry", "Wrap it well", "Eat it soon"]

@@ -94,6 +94,14 @@ class TestBeam:
         assert [type(node.error) for node in failed] == [ZeroDivisionError]
         assert failed[0].is_dropped
 
+    def test_an_error_in_every_evaluation_is_raised(self):
+        with pytest.raises(ZeroDivisionError):
+            run(lambda s: zipage.search(s, propose=letters, evaluate=lambda b: 1 / 0, depth=2))
+
+    def test_a_missing_branch_is_refused_by_adopt(self):
+        with pytest.raises(ValueError, match="its `reason` says why"):
+            run(lambda s: s.adopt(None))
+
     def test_the_best_line_can_be_adopted(self):
         def body(s):
             s += "start:"

@@ -79,6 +79,16 @@ def test_silu_mul_equals_its_twin(device, dtype, size, num_tokens):
     assert_near(fused_ops.silu_mul(gate_up), reference.silu_mul(gate_up), exact)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("size", "group"), [(8, 8), (1024, 8), (1536, 8), (96, 32)])
+def test_silu_mul_of_interleaved_columns_is_that_of_halves(device, dtype, size, group):
+    gate_up = random_tensor(3, 2 * size, dtype=dtype, device=device) * 4
+    in_turn = gate_up.view(3, 2, -1, group).transpose(1, 2).reshape(3, -1)
+    found = fused_ops.silu_mul_interleaved(in_turn, group)
+    assert torch.equal(found, fused_ops.silu_mul(gate_up))
+    assert not torch.equal(found, fused_ops.silu_mul(in_turn)) or size == group == 8
+
+
 def test_silu_mul_of_huge_gates_is_finite_or_zero(device):
     gate_up = torch.tensor([[-1e30, -200.0, 200.0, 0.0, 2.0, 2.0, 2.0, 2.0]], device=device)
     assert fused_ops.silu_mul(gate_up).tolist() == [[0.0, 0.0, 400.0, 0.0]]

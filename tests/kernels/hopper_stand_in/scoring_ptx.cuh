@@ -1,0 +1,65 @@
+// The scoring kernel's other instructions on a CPU: copies arrive when they are waited for.
+// Knows nothing of scores.
+#pragma once
+#include "ptx.cuh"
+#include "wgmma.cuh"
+
+namespace zl {
+
+inline void copy_16(uint32_t target, const void* source, bool is_there) {
+    memset(shared_at(target), 0xFF, 16);  // NaN until it has arrived
+    current->copies.push_back({target, source, is_there});
+}
+
+inline void wait_for_copies() {
+    for (const Copy& copy : current->copies) {
+        memset(shared_at(copy.target), 0, 16);
+        if (copy.is_there) memcpy(shared_at(copy.target), copy.source, 16);
+    }
+    current->copies.clear();
+}
+
+inline void prefetch_l2(const void*) {}
+inline void show_to_wgmma() {}
+inline void store_half(uint32_t address, uint16_t value) { memcpy(shared_at(address), &value, 2); }
+inline float exp2_fast(float value) { return exp2f(value); }
+inline float rsqrt_fast(float value) { return 1.0f / sqrtf(value) * (1 + 1e-7f); }
+
+inline void load_transposed(uint32_t (&a)[4], uint32_t address) {
+    const int lane = current->thread & 31;
+    current->box = address;
+    meet_warp();
+    for (int matrix = 0; matrix < 4; ++matrix) {
+        uint16_t values[2];
+        for (int e = 0; e < 2; ++e) {
+            const uint64_t row = own_warp()[matrix * 8 + 2 * (lane % 4) + e].box;
+            memcpy(values + e, shared_at(static_cast<uint32_t>(row) + lane / 4 * 2), 2);
+        }
+        a[matrix] = values[0] | uint32_t(values[1]) << 16;
+    }
+    meet_warp();
+}
+
+inline uint32_t slim_a[kNumThreads][4], slim_b[kNumThreads][2];
+
+inline float half_of(uint32_t pair, int e) {
+    return __uint_as_float(e == 1 ? pair & 0xFFFF0000 : pair << 16);
+}
+
+inline void multiply_slim(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    const int first = current->thread & ~31, lane = current->thread & 31;
+    std::copy_n(a, 4, slim_a[current->thread]);
+    std::copy_n(b, 2, slim_b[current->thread]);
+    meet_warp();
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = 2 * (lane % 4) + i % 2;
+        for (int k = 0; k < 16; ++k) {
+            const uint32_t* own_a = slim_a[first + row % 8 * 4 + k % 8 / 2];
+            const uint32_t* own_b = slim_b[first + column * 4 + k % 8 / 2];
+            d[i] += half_of(own_a[row / 8 + k / 8 * 2], k % 2) * half_of(own_b[k / 8], k % 2);
+        }
+    }
+    meet_warp();
+}
+
+}  // namespace zl

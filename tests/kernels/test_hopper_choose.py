@@ -1,0 +1,131 @@
+"""How products are cut: whatever is chosen, the card and the library must be able to run.
+
+Knows nothing of the kernel but its limits.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from zipage_lang.kernels.hopper import build, choose
+from zipage_lang.kernels.hopper.choose import (
+    BLOCK_K,
+    CLUSTERS_HELD,
+    GROUP_ROWS,
+    MAX_CLUSTER,
+    MAX_ROWS,
+    MEASURED,
+    ROW_SIZES,
+    SLOWER,
+    HopperConfig,
+    choose_config,
+    expected_us,
+    is_faster,
+    padded_rows,
+    ranked_configs,
+)
+
+# out_size, in_size: qkv, o, gate and up, down
+SHAPES = {
+    "Qwen3-0.6B": [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)],
+    "Qwen3-8B": [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)],
+    "Qwen3-14B": [(7168, 5120), (5120, 5120), (34816, 5120), (5120, 17408)],
+    "Qwen3-32B": [(10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600)],
+    "Llama-8B": [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)],
+    "heads": [(151936, 1024), (151936, 5120), (128256, 4096)],
+    "odd": [(64, 64), (64, 4096), (320, 192), (1088, 704)],
+}
+ROW_COUNTS = [1, 2, 15, 16, 17, 33, 64, 65, 96, 100, 128, 129, 160, 161, 191, 192]
+REGISTERS = 512  # a lane, for the warps of one of an SM's four parts
+OTHER_REGISTERS = 24  # a thread needs beside its accumulators
+SHARED_BYTES, STAGE_ROOM = 226 * 1024, 207 * 1024
+
+
+def assert_can_run(config, num_rows, out_size, in_size, held=CLUSTERS_HELD):
+    rows, tile_rows = padded_rows(num_rows), GROUP_ROWS * config.groups
+    warps_of_a_part = config.groups + 1  # each warpgroup has one in every part; then the feeder
+    assert rows // 2 + OTHER_REGISTERS <= REGISTERS // warps_of_a_part, config
+    assert 1 <= config.cluster_size == config.sharers * config.splits <= MAX_CLUSTER, config
+    assert held[config.cluster_size] > 0, config
+    assert 1 <= config.splits <= in_size // BLOCK_K, config  # no CTA without a block of K
+    assert (config.sharers - 1) * tile_rows < out_size, config  # nor a sharer without a tile
+    assert rows % (8 * config.sharers) == 0, config  # parts of x are whole swizzle atoms
+    stage_bytes = tile_rows * BLOCK_K * 2 + rows * BLOCK_K * 2
+    assert STAGE_ROOM // stage_bytes >= 2, config
+    if config.splits > 1:
+        assert rows * (tile_rows + 4) * 4 <= SHARED_BYTES, config
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_every_cut_can_run(model):
+    for shape in SHAPES[model]:
+        for num_rows in ROW_COUNTS:
+            ranked = ranked_configs(num_rows, *shape)
+            assert ranked
+            assert len(set(ranked)) == len(ranked)
+            for config in ranked:
+                assert_can_run(config, num_rows, *shape)
+            assert choose_config(num_rows, *shape) in ranked
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_cuts_are_ranked_by_expected_time(model):
+    for shape in SHAPES[model]:
+        ranked = ranked_configs(100, *shape)
+        times = [expected_us(config, 100, *shape, CLUSTERS_HELD) for config in ranked]
+        assert times == sorted(times)
+        assert times[0] > 0
+
+
+def test_a_card_that_holds_no_large_clusters_is_given_none():
+    held = (0, 132, 60, *[0] * 6)
+    for num_rows in ROW_COUNTS:
+        for config in ranked_configs(num_rows, 1024, 3072, held):
+            assert_can_run(config, num_rows, 1024, 3072, held)
+    alone = (0, 132, *[0] * 7)
+    assert {config[1:] for config in ranked_configs(64, 1024, 3072, alone)} == {(1, 1)}
+
+
+def test_a_weight_with_fewer_tiles_than_multiprocessors_is_split():
+    for num_rows in (16, 64, 128):
+        tiles = 1024 // (GROUP_ROWS * choose_config(num_rows, 1024, 3072).groups)
+        assert tiles * choose_config(num_rows, 1024, 3072).splits > 16
+
+
+def test_measured_cuts_are_possible_and_are_chosen():
+    for (rows, *shape), cut in MEASURED.items():
+        assert rows in ROW_SIZES, f"{rows} rows are never looked up"
+        config = HopperConfig(*cut)
+        assert_can_run(config, rows, *shape)
+        assert config in ranked_configs(rows, *shape)
+        smaller = ROW_SIZES[ROW_SIZES.index(rows) - 1] + 1 if rows > ROW_SIZES[0] else 1
+        assert choose_config(smaller, *shape) == choose_config(rows, *shape) == config
+
+
+def test_slower_products_are_left_to_cublas_for_all_rows_padded_alike(monkeypatch):
+    assert all(rows in ROW_SIZES for rows, _, _ in SLOWER)
+    monkeypatch.setattr(choose, "SLOWER", frozenset({(64, 4096, 1024)}))
+    assert not any(is_faster(num_rows, 4096, 1024) for num_rows in (33, 50, 64))
+    assert all(is_faster(num_rows, 4096, 1024) for num_rows in (32, 65, 192))
+    assert is_faster(64, 1024, 4096)
+
+
+def test_rows_are_padded_to_the_next_size_and_refused_above_the_largest():
+    for num_rows in range(1, MAX_ROWS + 1):
+        size = padded_rows(num_rows)
+        assert num_rows <= size
+        assert not any(num_rows <= other < size for other in ROW_SIZES)
+    for refuse in (padded_rows, lambda num_rows: choose_config(num_rows, 4096, 4096)):
+        with pytest.raises(ValueError, match=f"{MAX_ROWS + 1} rows.*at most {MAX_ROWS}"):
+            refuse(MAX_ROWS + 1)
+
+
+def test_the_library_has_kernels_for_the_same_sizes():
+    source = (Path(build.FOLDER) / "linear.cu").read_text()
+    sizes = re.search(r"kRowSizes\[\] = \{([\d, ]+)\}", source).group(1)
+    assert tuple(int(size) for size in sizes.split(",")) == ROW_SIZES
+    params = (Path(build.FOLDER) / "params.cuh").read_text()
+    for name, value in (("kBlockK", BLOCK_K), ("kGroupM", GROUP_ROWS)):
+        assert f"{name} = {value};" in params
+    assert f"kMaxCluster = {MAX_CLUSTER};" in source

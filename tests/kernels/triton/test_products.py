@@ -1,0 +1,190 @@
+"""The cuda backend's products with a torch product in place of the Hopper kernel.
+
+Here and not a folder above, since gated products behind cuBLAS end in a Triton kernel.
+Knows nothing of how the Hopper kernel computes.
+"""
+
+import pytest
+import torch
+from test_support.tensors import random_tensor
+
+pytest.importorskip("triton", reason="Triton kernels are tested where triton is installed")
+
+from zipage_lang.kernels import products
+from zipage_lang.kernels.hopper.build import KernelsUnavailableError
+from zipage_lang.kernels.hopper.choose import padded_rows
+from zipage_lang.kernels.hopper.linear import GATE_GROUP, HopperLinear
+from zipage_lang.kernels.products import MAX_ROWS, CardProducts
+
+IN_SIZE, SIZE = 64, 128  # of gate and of up
+ROW_COUNTS = [0, 1, 5, 191, 192, 193]
+
+
+class TorchLinear(HopperLinear):
+    """Multiplies with the weight as the kernel finds it in memory; counts its calls."""
+
+    def __init__(self, weight, bias, gated):
+        self.weight, self.bias, self.gated = weight, bias, gated
+        self.num_calls = 0
+
+    def __call__(self, x):
+        self.num_calls += 1
+        out = x.double() @ self.weight.double().T
+        if self.bias is not None:
+            out += self.bias.double()
+        if self.gated:
+            columns = torch.arange(out.shape[1]).view(-1, 2, GATE_GROUP)
+            gate, up = out[:, columns[:, 0].flatten()], out[:, columns[:, 1].flatten()]
+            out = gate * torch.sigmoid(gate) * up
+        return out.to(x.dtype)
+
+
+@pytest.fixture
+def card(monkeypatch):
+    monkeypatch.setattr(products, "_can_load", lambda: True)
+    monkeypatch.setattr(products, "HopperLinear", TorchLinear)
+    return CardProducts(torch.bfloat16)
+
+
+def a_weight(out_size, device, has_bias=True, dtype=torch.bfloat16, in_size=IN_SIZE):
+    weight = random_tensor(
+        out_size, in_size, seed=1, spread=in_size**-0.5, dtype=dtype, device=device
+    )
+    bias = random_tensor(out_size, seed=2, dtype=dtype, device=device) if has_bias else None
+    return weight, bias
+
+
+def plain(x, weight, bias):
+    out = x.double() @ weight.double().T
+    return out if bias is None else out + bias.double()
+
+
+def gated(x, weight, bias):
+    """The formula, from the weight as a model has it."""
+    gate, up = plain(x, weight, bias).chunk(2, dim=1)
+    return gate * torch.sigmoid(gate) * up
+
+
+def assert_near(found, exact):
+    assert found.dtype == torch.bfloat16
+    # gate and up are rounded before they meet; the interpreter truncates where a card rounds
+    torch.testing.assert_close(found.double(), exact, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_few_rows_go_to_our_kernel_and_more_to_cublas(card, device, has_bias):
+    weight, bias = a_weight(SIZE, device, has_bias)
+    prepared = card.prepare(weight, bias)
+    assert prepared.weight.data_ptr() == prepared.hopper.weight.data_ptr() == weight.data_ptr()
+    num_ours = 0
+    for num_rows in ROW_COUNTS:
+        x = random_tensor(num_rows, IN_SIZE, seed=num_rows, dtype=weight.dtype, device=device)
+        assert_near(card.linear(x, prepared), plain(x, weight, bias))
+        num_ours += num_rows <= MAX_ROWS
+        assert prepared.hopper.num_calls == num_ours, num_rows
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_gated_products_equal_the_formula_on_both_sides_of_the_limit(card, device, has_bias):
+    weight, bias = a_weight(2 * SIZE, device, has_bias)
+    prepared = card.prepare_gated(weight, bias)
+    assert prepared.weight is prepared.hopper.weight
+    num_ours = 0
+    for num_rows in ROW_COUNTS:
+        x = random_tensor(num_rows, IN_SIZE, seed=num_rows, dtype=weight.dtype, device=device)
+        out = card.gated_linear(x, prepared)
+        assert out.shape == (num_rows, SIZE)
+        assert_near(out, gated(x, weight, bias))
+        num_ours += num_rows <= MAX_ROWS
+        assert prepared.hopper.num_calls == num_ours, num_rows
+
+
+def test_a_gated_weight_has_groups_of_gate_and_up_rows_in_turn(card):
+    weight = torch.arange(2.0 * SIZE).repeat(IN_SIZE, 1).T.bfloat16()  # each row its number
+    bias = torch.arange(2.0 * SIZE).bfloat16()
+    prepared = card.prepare_gated(weight, bias)
+    rows = prepared.weight[:, 0].view(-1, 2, GATE_GROUP).int()
+    assert rows[:, 0].flatten().tolist() == list(range(SIZE))
+    assert rows[:, 1].flatten().tolist() == list(range(SIZE, 2 * SIZE))
+    assert torch.equal(prepared.bias, prepared.weight[:, 0])
+    assert torch.equal(weight[:, 0].int(), torch.arange(2 * SIZE).int())
+
+
+def test_rows_that_do_not_start_at_16_bytes_go_to_cublas(card, device):
+    weight, bias = a_weight(2 * SIZE, device)
+    wide = random_tensor(8, IN_SIZE + 8, dtype=weight.dtype, device=device)
+    uneven = random_tensor(8, IN_SIZE + 3, dtype=weight.dtype, device=device)
+    turned = random_tensor(IN_SIZE, 8, dtype=weight.dtype, device=device).T
+    for x, is_ours in (
+        (wide[:, :IN_SIZE], True),
+        (wide[:, 8:], True),
+        (wide[::2, :IN_SIZE], True),
+        (wide[:, 1 : IN_SIZE + 1], False),
+        (uneven[:, :IN_SIZE], False),
+        (turned, False),
+    ):
+        single, pair = card.prepare(weight, bias), card.prepare_gated(weight, bias)
+        assert_near(card.linear(x, single), plain(x, weight, bias))
+        assert_near(card.gated_linear(x, pair), gated(x, weight, bias))
+        assert single.hopper.num_calls == pair.hopper.num_calls == is_ours, x.stride()
+
+
+def test_products_that_cublas_does_faster_go_there(card, device, monkeypatch):
+    asked = []
+
+    def is_faster(num_rows, out_size, in_size):
+        asked.append((out_size, in_size))
+        return padded_rows(num_rows) != 32
+
+    monkeypatch.setattr(products, "is_faster", is_faster)
+    weight, bias = a_weight(SIZE, device)
+    prepared = card.prepare(weight, bias)
+    for num_rows in (16, 17, 33):
+        x = random_tensor(num_rows, IN_SIZE, dtype=weight.dtype, device=device)
+        assert_near(card.linear(x, prepared), plain(x, weight, bias))
+    assert prepared.hopper.num_calls == 2
+    assert set(asked) == {(SIZE, IN_SIZE)}
+
+
+@pytest.mark.parametrize(
+    ("out_size", "in_size", "dtype"),
+    [(96, 64, torch.bfloat16), (128, 40, torch.bfloat16), (128, 64, torch.float16)],
+)
+def test_weights_that_our_kernel_does_not_take_stay_as_they_are(
+    card, device, out_size, in_size, dtype
+):
+    weight, _ = a_weight(out_size, device, dtype=dtype, in_size=in_size)
+    prepared, pair = card.prepare(weight, None), card.prepare_gated(weight, None)
+    assert prepared.hopper is None
+    assert pair.hopper is None
+    assert torch.equal(pair.weight, weight)
+    x = random_tensor(3, in_size, dtype=dtype, device=device)
+    exact = gated(x, weight, None)
+    torch.testing.assert_close(card.gated_linear(x, pair).double(), exact, rtol=3e-2, atol=3e-2)
+    with pytest.raises(ValueError, match="multiples of 64"):
+        HopperLinear.prepare(weight, None)
+
+
+def test_other_dtypes_never_ask_for_the_library(monkeypatch):
+    monkeypatch.setattr(products, "_can_load", lambda: pytest.fail("asked"))
+    weight = torch.ones(64, 64)
+    assert CardProducts(torch.float32).prepare(weight, None).hopper is None
+
+
+@pytest.mark.parametrize(("capability", "num_loads"), [((9, 0), 1), ((8, 0), 0), ((10, 0), 0)])
+def test_a_card_without_the_library_is_told_of_once_and_uses_cublas(
+    monkeypatch, caplog, capability, num_loads
+):
+    tried = []
+
+    def load():
+        tried.append(1)
+        raise KernelsUnavailableError("there is no nvcc")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(products, "load", load)
+    card = CardProducts(torch.bfloat16)
+    assert len(tried) == num_loads
+    told = [message for message in caplog.messages if "there is no nvcc" in message]
+    assert len(told) == num_loads
+    assert card.prepare(torch.ones(64, 64, dtype=torch.bfloat16), None).hopper is None
