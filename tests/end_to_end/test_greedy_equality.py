@@ -82,11 +82,19 @@ def test_smollm2_alone_then_sixteen_on_a_warm_cache(smollm2, prompts, expected, 
     assert hits >= 16 * sum(len(p) > 17 for p in prompts[:16])
 
 
-def test_smollm2_preempted(smollm2, prompts, expected, driver):
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({"swap_space": 0}, "num_preemptions"),
+        ({"swap_space": 0.1, "turn_len": 8}, "num_turns_taken"),
+    ],
+    ids=["preempted", "taking turns"],
+)
+def test_smollm2_without_a_place(smollm2, prompts, expected, driver, options, count):
     """A pool of 40 blocks can't hold 20 requests of up to 9 blocks: some must lose their place."""
-    engine = driver(smollm2, num_threads=2, num_blocks=40)
+    engine = driver(smollm2, num_threads=2, num_blocks=40, **options)
     assert engine.greedy(prompts, MAX_TOKENS) == expected
-    assert engine.engine.stats()["num_preemptions"] > 0
+    assert engine.engine.stats()[count] > 0
 
 
 def test_smollm2_over_zmq(prompts, expected):
@@ -134,12 +142,15 @@ def test_tiny_models_in_one_batch(tiny, driver, options):
     assert driver(folder, **options).greedy(prompts, MAX_TOKENS) == expected
 
 
-def test_tiny_models_alone_warm_and_preempted(tiny, driver):
+@pytest.mark.parametrize(
+    ("swap_space", "count"), [(0, "num_preemptions"), (0.01, "num_swap_ins")], ids=["again", "swap"]
+)
+def test_tiny_models_alone_warm_and_without_a_place(tiny, driver, swap_space, count):
     folder, prompts, expected = tiny
-    engine = driver(folder, num_blocks=24)
+    engine = driver(folder, num_blocks=24, swap_space=swap_space)
     for index, prompt in enumerate(prompts):
         engine.add(f"alone-{index}", prompt, temperature=0, max_tokens=MAX_TOKENS)
         engine.finish()
         assert engine.tokens(f"alone-{index}") == expected[index]
     assert engine.greedy(prompts, MAX_TOKENS) == expected
-    assert engine.engine.stats()["num_preemptions"] > 0
+    assert engine.engine.stats()[count] > 0
