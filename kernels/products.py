@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 
 from zipage_lang.kernels import fused_ops
 from zipage_lang.kernels.hopper.build import KernelsUnavailableError
-from zipage_lang.kernels.hopper.choose import MAX_ROWS, is_faster
+from zipage_lang.kernels.hopper.choose import MAX_ROWS
 from zipage_lang.kernels.hopper.library import load
 from zipage_lang.kernels.hopper.linear import GATE_GROUP, HopperLinear
 
@@ -82,7 +82,7 @@ def _hopper_for(x: Tensor, prepared: PreparedProduct) -> HopperLinear | None:
     if prepared.hopper is None or len(x) > MAX_ROWS:
         return None
     is_aligned = x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and x.stride(1) == 1
-    return prepared.hopper if is_aligned and is_faster(len(x), *prepared.weight.shape) else None
+    return prepared.hopper if is_aligned else None
 
 
 def _can_load() -> bool:

@@ -77,6 +77,8 @@ class Admission:
     def _cached_len(self, request: Request) -> int:
         if request.table is not None:
             return request.logical_len
+        if request.swapped is not None:
+            return request.swapped.table.logical_len
         return self._match(request).num_tokens
 
     def _match(self, request: Request) -> Match:

@@ -137,6 +137,8 @@ class Engine:
                 self._take_in_oldest()
         elif self._gate.has_waiting:
             self._gate.wait(COMPILE_POLL_S)
+        if not self.has_work:
+            self.runner.note_idle()
         outputs = self.scheduler.take_outputs()
         self._gate.note_outputs(outputs)
         return outputs

@@ -23,7 +23,7 @@ from zipage_lang.runtime.policies.policy import Policy, Scores, TailView
 from zipage_lang.runtime.step_plan import Compaction
 
 # Rows times longest tail of one pass. More spills a CPU's caches; on a card it bounds the scratch
-# (about 22 bytes a slot and KV head), and fewer would leave launches unpaid for.
+# (about 40 bytes a slot and KV head), and fewer would leave launches unpaid for.
 _MAX_PASS_SLOTS = {"cpu": 2_048, "cuda": 786_432}
 
 

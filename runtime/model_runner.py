@@ -112,6 +112,10 @@ class ModelRunner:
         """Wait until all that were launched are done; those that `collect` has not told yet."""
         return self._compactor.wait()
 
+    def note_idle(self) -> None:
+        """There is no work: the time until the next step is not the engine's."""
+        self.clock.forget_last()
+
     def device_times(self) -> dict[str, float]:
         """Seconds the device spent on steps, idle between them, and on compactions beside them."""
         return {

@@ -48,10 +48,10 @@ class WaitingQueue:
         if self._order == "fcfs" or len(front) < 2:
             return front
 
-        def key(request: Request) -> tuple[int, int, int, int]:
+        def key(request: Request) -> tuple[int, int, int, int, int]:
             if request.skips >= self._max_skips:
-                return (request.priority, 0, request.turn, request.arrival)
-            return (request.priority, 1, -cached_len(request), request.arrival)
+                return (request.priority, 0, 0, request.turn, request.arrival)
+            return (request.priority, 1, -cached_len(request), request.turn, request.arrival)
 
         return sorted(front, key=key)
 

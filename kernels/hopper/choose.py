@@ -80,14 +80,6 @@ MEASURED: dict[tuple[int, int, int], tuple[int, int, int]] = {
     (128, 151936, 4096): (3, 1, 1),
 }
 
-# (padded rows, out_size, in_size) where cuBLAS was found faster within a whole stack of layers.
-SLOWER: frozenset[tuple[int, int, int]] = frozenset()
-
-
-def is_faster(num_rows: int, out_size: int, in_size: int) -> bool:
-    """Whether our kernel is expected to beat cuBLAS for this product."""
-    return (padded_rows(num_rows), out_size, in_size) not in SLOWER
-
 
 @functools.cache
 def choose_config(

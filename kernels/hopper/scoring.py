@@ -1,6 +1,8 @@
 """Attention mass and redundancy of bfloat16 tails by the Hopper kernel, each key read once.
 
-Knows nothing of requests, policies or which slots are kept.
+Right in emulation, not yet run on a card: `kernels/scores.py` stays with Triton's kernel until
+`benchmarks/card/scoring_check.py` has judged it there. Knows nothing of requests, policies or which
+slots are kept.
 """
 
 import functools

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zipage_lang.kernels.hopper import build, choose
+from zipage_lang.kernels.hopper import build
 from zipage_lang.kernels.hopper.choose import (
     BLOCK_K,
     CLUSTERS_HELD,
@@ -17,11 +17,9 @@ from zipage_lang.kernels.hopper.choose import (
     MAX_ROWS,
     MEASURED,
     ROW_SIZES,
-    SLOWER,
     HopperConfig,
     choose_config,
     expected_us,
-    is_faster,
     padded_rows,
     ranked_configs,
 )
@@ -101,14 +99,6 @@ def test_measured_cuts_are_possible_and_are_chosen():
         assert config in ranked_configs(rows, *shape)
         smaller = ROW_SIZES[ROW_SIZES.index(rows) - 1] + 1 if rows > ROW_SIZES[0] else 1
         assert choose_config(smaller, *shape) == choose_config(rows, *shape) == config
-
-
-def test_slower_products_are_left_to_cublas_for_all_rows_padded_alike(monkeypatch):
-    assert all(rows in ROW_SIZES for rows, _, _ in SLOWER)
-    monkeypatch.setattr(choose, "SLOWER", frozenset({(64, 4096, 1024)}))
-    assert not any(is_faster(num_rows, 4096, 1024) for num_rows in (33, 50, 64))
-    assert all(is_faster(num_rows, 4096, 1024) for num_rows in (32, 65, 192))
-    assert is_faster(64, 1024, 4096)
 
 
 def test_rows_are_padded_to_the_next_size_and_refused_above_the_largest():

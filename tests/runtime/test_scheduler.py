@@ -328,6 +328,22 @@ def test_those_who_do_not_fit_together_take_turns():
     assert widest <= 2 * 8, "one may be a turn ahead, and one more while it is being displaced"
 
 
+def test_displaced_request_comes_before_a_newcomer_with_a_shorter_cached_prefix():
+    simulation = start(
+        request("oldest", [1], 30),
+        request("displaced", [2, 3, 4, 5], 30),
+        num_blocks=20,
+        num_host_blocks=64,
+        scheduler={"order": "lpm", "turn_len": 1000},
+    )
+    while simulation.scheduler.stats()["num_swap_outs"] == 0:
+        simulation.step()
+    simulation.add(request("newcomer", [1, 9, 9, 9], 4))
+    waiting = simulation.scheduler._admission.candidates()
+    assert [each.request_id for each in waiting] == ["displaced", "newcomer"]
+    finish(simulation)
+
+
 def test_without_pressure_nobody_gives_way_at_the_end_of_a_turn():
     simulation = start(
         *(request(name, [index], 12) for index, name in enumerate("abc")),

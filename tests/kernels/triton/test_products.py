@@ -12,7 +12,6 @@ pytest.importorskip("triton", reason="Triton kernels are tested where triton is 
 
 from zipage_lang.kernels import products
 from zipage_lang.kernels.hopper.build import KernelsUnavailableError
-from zipage_lang.kernels.hopper.choose import padded_rows
 from zipage_lang.kernels.hopper.linear import GATE_GROUP, HopperLinear
 from zipage_lang.kernels.products import MAX_ROWS, CardProducts
 
@@ -127,23 +126,6 @@ def test_rows_that_do_not_start_at_16_bytes_go_to_cublas(card, device):
         assert_near(card.linear(x, single), plain(x, weight, bias))
         assert_near(card.gated_linear(x, pair), gated(x, weight, bias))
         assert single.hopper.num_calls == pair.hopper.num_calls == is_ours, x.stride()
-
-
-def test_products_that_cublas_does_faster_go_there(card, device, monkeypatch):
-    asked = []
-
-    def is_faster(num_rows, out_size, in_size):
-        asked.append((out_size, in_size))
-        return padded_rows(num_rows) != 32
-
-    monkeypatch.setattr(products, "is_faster", is_faster)
-    weight, bias = a_weight(SIZE, device)
-    prepared = card.prepare(weight, bias)
-    for num_rows in (16, 17, 33):
-        x = random_tensor(num_rows, IN_SIZE, dtype=weight.dtype, device=device)
-        assert_near(card.linear(x, prepared), plain(x, weight, bias))
-    assert prepared.hopper.num_calls == 2
-    assert set(asked) == {(SIZE, IN_SIZE)}
 
 
 @pytest.mark.parametrize(
