@@ -1,5 +1,7 @@
 # Sourced by the scripts that run on a bare card machine, from the repository's root: unpacks what was
 # carried there (.whl: wheels, .built: FlashInfer kernels built ahead) and puts the package on the path.
+# Under lanes.sh the machine is ready and $OUT is the lane's own.
+[ -z "$ZIPAGE_CARD_READY" ] || return 0
 site=/tmp/site
 package=/tmp/package
 python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \
