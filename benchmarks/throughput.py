@@ -239,6 +239,7 @@ def main() -> None:
         "K": options.budget if options.mode != "off" else None,
         "E": options.interval if options.mode != "off" else None,
         "block_size": options.block_size,
+        "max_step_tokens": options.max_step_tokens,
         "graphs": not options.no_graphs,
         "overlap": not options.no_overlap,
         "prefix_cache": not options.no_prefix_cache,
