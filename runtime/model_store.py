@@ -6,6 +6,7 @@ Knows nothing of tensors, or of what is inside a model file.
 import dataclasses
 import difflib
 import hashlib
+import importlib.resources
 import os
 import re
 import shutil
@@ -52,6 +53,30 @@ KNOWN_MODELS = (
 )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BundledModel:
+    """A model that comes with this package, as a folder of transformers' files."""
+
+    name: str
+    about: str
+
+    @property
+    def folder(self) -> Path:
+        return Path(str(importlib.resources.files("zipage_lang"))) / "data" / self.name
+
+    @property
+    def is_here(self) -> bool:
+        return (self.folder / "config.json").is_file()
+
+
+BUNDLED_MODELS = (
+    BundledModel(
+        name="zipage-tiny-reasoner",
+        about="our own small reasoner, Qwen3 architecture, one character a token, Apache-2.0",
+    ),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class StoredModel:
     """One line of `zipage models list`."""
@@ -70,6 +95,9 @@ def resolve_model(name: str) -> Path:
     known = _known(name)
     if known is not None:
         return _stored(known)
+    bundled = _bundled(name)
+    if bundled is not None:
+        return _unpacked(bundled)
     local = Path(name).expanduser()
     if local.exists():
         return _local(local)
@@ -107,12 +135,18 @@ def pull_model(name: str, report: Callable[[str], None]) -> Path:
 
 
 def list_models() -> list[StoredModel]:
-    """The known models, and where each one lies."""
-    return [
+    """The known models, and where each one lies; of the bundled ones those that are here."""
+    pulled = [
         StoredModel(known.name, known.about, path if path.is_file() else None)
         for known in KNOWN_MODELS
         for path in (_folder(known) / known.file_name,)
     ]
+    bundled = [
+        StoredModel(model.name, model.about, model.folder)
+        for model in BUNDLED_MODELS
+        if model.is_here
+    ]
+    return pulled + bundled
 
 
 def zipage_home() -> Path:
@@ -128,6 +162,19 @@ _WHAT_IS_TAKEN = (
 
 def _known(name: str) -> KnownModel | None:
     return next((known for known in KNOWN_MODELS if known.name == name), None)
+
+
+def _bundled(name: str) -> BundledModel | None:
+    return next((model for model in BUNDLED_MODELS if model.name == name), None)
+
+
+def _unpacked(bundled: BundledModel) -> Path:
+    if not bundled.is_here:
+        raise ValueError(
+            f"model {bundled.name!r} did not come with this installation: {bundled.folder} is "
+            "missing; install from the repository"
+        )
+    return bundled.folder
 
 
 def _folder(known: KnownModel) -> Path:
@@ -165,7 +212,8 @@ def _looks_like_path(name: str) -> bool:
 
 
 def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, [known.name for known in KNOWN_MODELS], n=1)
+    names = [model.name for model in (*KNOWN_MODELS, *BUNDLED_MODELS)]
+    near = difflib.get_close_matches(name, names, n=1)
     return f", did you mean {near[0]!r}?" if near else ""
 
 

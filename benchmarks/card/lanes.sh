@@ -6,6 +6,7 @@
 source benchmarks/card/setup.sh
 export ZIPAGE_CARD_READY=1
 back=$OUT
+export ZIPAGE_CARD_BACK=$OUT # for what is too large for a lane's archive
 
 lane() { # number, list
     local number=$1 list=$2 started command
