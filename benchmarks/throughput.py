@@ -54,6 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--no-prefix-cache", action="store_true")
+    parser.add_argument("--no-grouping", action="store_true", help="each row reads its prefix")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--steps", type=int, help="end after this many measured steps")
     parser.add_argument("--skip-steps", type=int, default=0, help="steps before the measurement")
@@ -63,6 +64,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_engine(options: argparse.Namespace) -> Engine:
+    if options.no_grouping:
+        switch_off_grouping()
     config = EngineConfig.from_options(
         model=options.model,
         load_format="dummy",
@@ -84,6 +87,13 @@ def make_engine(options: argparse.Namespace) -> Engine:
         num_query_slots=options.num_query_slots,
     )
     return Engine(config)
+
+
+def switch_off_grouping() -> None:
+    """No option of the engine: decodes that share a prefix read it once wherever that pays."""
+    from zipage_lang.kernels.graph_decode import GraphDecode
+
+    GraphDecode.can_group = lambda *_: False
 
 
 def warm_up(engine: Engine) -> None:
@@ -243,6 +253,7 @@ def main() -> None:
         "graphs": not options.no_graphs,
         "overlap": not options.no_overlap,
         "prefix_cache": not options.no_prefix_cache,
+        "grouping": not options.no_grouping,
         "num_query_slots": engine.limits.num_query_slots,
         "start_up_s": start_up_s,
         "limit_tok_s": memory_limit,

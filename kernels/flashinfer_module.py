@@ -19,6 +19,7 @@ from zipage_lang.kernels.build_progress import shown_build
 
 TESTED_VERSION = "0.6.11"
 HEAD_DIMS = (64, 128, 256)
+DECODE_TILE_ROWS = 16  # query rows of the smallest tile; a row is one token and one query head
 
 _NON_CAUSAL, _CAUSAL = 0, 1  # flashinfer MaskMode
 _NHD = 0  # flashinfer TensorLayout
@@ -48,6 +49,47 @@ class LaunchPlan(NamedTuple):
 
     info: tuple[int, ...]  # what `plan` returned, passed back as it is
     is_causal: bool
+
+
+def unsplit_launch(
+    *,
+    num_items: int,
+    num_rows: int,
+    item_entries: int,
+    item_tiles: int,
+    item_chunks: int,
+    out_starts: int,
+    chunk_len: int,
+) -> LaunchPlan:
+    """A launch over a list of work items that we wrote ourselves: small tiles, nothing split.
+
+    The kernel runs once for each item and KV head, whatever the items say.
+
+    Args:
+        num_items, num_rows: work items, and rows of q.
+        item_entries, item_tiles, item_chunks, out_starts, chunk_len: where these begin in the index
+            workspace, in int32 numbers. item_*: [num_items]; out_starts: first output row of each
+            sequence, which need not be its first row of q; chunk_len: one number, above any length.
+    """
+    # In the order of FlashInfer's PrefillPlanInfo; places are in bytes, 0 where nothing is read.
+    info = {
+        "padded_batch_size": num_items,
+        "total_num_rows": num_rows,
+        "total_num_rows_offset": 0,
+        "cta_tile_q": DECODE_TILE_ROWS,
+        "request_indices_offset": 4 * item_entries,
+        "qo_tile_indices_offset": 4 * item_tiles,
+        "kv_tile_indices_offset": 4 * item_chunks,
+        "merge_indptr_offset": 0,
+        "o_indptr_offset": 4 * out_starts,
+        "kv_chunk_size_ptr_offset": 4 * chunk_len,
+        "v_offset": 0,
+        "s_offset": 0,
+        "block_valid_mask_offset": 0,
+        "enable_cuda_graph": 0,
+        "split_kv": 0,
+    }
+    return LaunchPlan(tuple(info.values()), is_causal=False)
 
 
 class PagedAttentionModule:
@@ -116,8 +158,10 @@ class PagedAttentionModule:
             q: [num_tokens, num_q_heads, head_dim]; its last axis must be contiguous.
             layer_kv: [num_blocks, 2, block_size, num_kv_heads, head_dim].
             index: int32 device tensors.
-            out: [num_tokens, num_q_heads, head_dim], contiguous.
-            lse: float32 [num_tokens, num_q_heads], contiguous.
+            out: [num_tokens, num_q_heads, head_dim], contiguous; longer where the launch has more
+                output rows than q has.
+            lse: float32 [num_tokens, num_q_heads], contiguous; never longer, since FlashInfer
+                compares it with q: a view, in memory that goes on behind it as `out` does.
         """
         keys, values = layer_kv.unbind(1)  # [num_blocks, block_size, num_kv_heads, head_dim] each
         self._module.paged_run(

@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: one per batch bucket, the write of the query rings inside.
+"""Decode steps as CUDA graphs: by batch bucket, the write of the query rings inside.
 
 A step's numbers go into buffers of fixed place in one copy; block tables reach the card through the
 attention's own plan. So compactions, forks and preemptions change numbers only, never a graph.
@@ -38,6 +38,14 @@ class _Captured:
     logits: Tensor  # [bucket, vocab_size]
 
 
+class _Kind(NamedTuple):
+    """What a capture is for."""
+
+    bucket: int
+    has_queries: bool  # writes query rings
+    is_grouped: bool  # reads a prefix that rows share once for them all
+
+
 class _Numbers(NamedTuple):
     """What the decodes of a step say, one array per field: int64 [num_chunks] each."""
 
@@ -74,7 +82,8 @@ class DecodeGraphs:
         self._model, self._cache, self._tables = model, cache, tables
         self._graph_decode, self._last_token_ids = graph_decode, last_token_ids
         self._buckets = buckets_up_to(max_rows)
-        self._captured: dict[tuple[int, bool], _Captured] = {}
+        self._ungrouped: set[int] = set()  # buckets whose grouped capture found no memory
+        self._captured: dict[_Kind, _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle()
         device = last_token_ids.device
         # rows, positions, slots, ring slots of each row of the batch
@@ -99,11 +108,12 @@ class DecodeGraphs:
         has_queries = bool(numbers.query_slots.max() >= 0)
         tables = self._tables.of_rows(numbers.rows)
         self._send_inputs(numbers, tables, bucket)
-        plan = self._graph_decode.plan(_attention_batch(numbers.resident, tables), bucket)
-        captured = self._captured.get((bucket, has_queries))
+        batch, may_group = _attention_batch(numbers.resident, tables), bucket not in self._ungrouped
+        plan = self._graph_decode.plan(batch, bucket, may_group=may_group)
+        kind = _Kind(bucket, has_queries, plan.is_grouped)
+        captured = self._captured.get(kind)
         if captured is None:
-            captured = self._capture(bucket, has_queries, plan)
-            self._captured[bucket, has_queries] = captured
+            captured = self._captured[kind] = self._capture(kind, plan)
         captured.graph.replay()
         return captured.logits[: len(chunks)]
 
@@ -111,25 +121,38 @@ class DecodeGraphs:
         """Capture every bucket. `report` is told how many are done, and of how many.
 
         A bucket that finds no memory is left out, with one warning for all of them: smaller batches
-        then run in the next larger graph, larger ones without a graph.
+        then run in the next larger graph, larger ones without a graph. One that finds none for its
+        grouped capture runs without grouping.
         """
-        kept: list[int] = []
-        for done, bucket in enumerate(reversed(self._buckets)):  # large first: they share memory
+        buckets = self._buckets[::-1]  # large first: they share memory
+        kinds = [_Kind(bucket, has_queries, False) for bucket in buckets]
+        kinds += [_Kind(bucket, has_queries, True) for bucket in self.grouped_buckets[::-1]]
+        missing = []
+        for done, kind in enumerate(kinds):
             try:
-                self._captured[bucket, has_queries] = self._capture_padding(bucket, has_queries)
-                kept.append(bucket)
+                self._captured[kind] = self._capture_padding(kind)
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
-            report(done + 1, len(self._buckets))
-        if len(kept) < len(self._buckets):
-            _warn_of_missing(set(self._buckets) - set(kept), kept)
-        self._buckets = tuple(sorted(kept))
+                missing.append(kind)
+            report(done + 1, len(kinds))
+        without = {kind.bucket for kind in missing if not kind.is_grouped}
+        self._buckets = tuple(bucket for bucket in self._buckets if bucket not in without)
+        self._ungrouped = {kind.bucket for kind in missing if kind.is_grouped} - without
+        if without:
+            _warn_of_missing(without, self._buckets)
+        if self._ungrouped:
+            _warn_of_ungrouped(self._ungrouped)
 
-    def _capture_padding(self, bucket: int, has_queries: bool) -> _Captured:
+    @property
+    def grouped_buckets(self) -> tuple[int, ...]:
+        """Those that have a second capture, ascending."""
+        return tuple(filter(self._graph_decode.can_group, self._buckets))
+
+    def _capture_padding(self, kind: _Kind) -> _Captured:
         nothing, tables = _Numbers.of(()), np.zeros((0, 1), dtype=np.int32)
-        self._send_inputs(nothing, tables, bucket)
-        plan = self._graph_decode.plan(_attention_batch(nothing.resident, tables), bucket)
-        return self._capture(bucket, has_queries, plan)
+        self._send_inputs(nothing, tables, kind.bucket)
+        plan = self._graph_decode.plan_padding(kind.bucket, is_grouped=kind.is_grouped)
+        return self._capture(kind, plan)
 
     def _send_inputs(self, numbers: _Numbers, tables: np.ndarray, bucket: int) -> None:
         """Padding: slot and ring slot -1 are dropped by the stores."""
@@ -147,10 +170,10 @@ class DecodeGraphs:
         values[3, :count] = np.where(numbers.query_slots < 0, -1, ring_slots)
         self._inputs[:, :bucket].copy_(host, non_blocking=True)
 
-    def _capture(self, bucket: int, has_queries: bool, attention_plan: object) -> _Captured:
-        rows, positions, slots, ring_slots = self._inputs[:, :bucket].unbind()
-        token_index = self._token_index[:bucket]
-        writes = QueryWrites(token_index, ring_slots) if has_queries else None
+    def _capture(self, kind: _Kind, attention_plan: object) -> _Captured:
+        rows, positions, slots, ring_slots = self._inputs[:, : kind.bucket].unbind()
+        token_index = self._token_index[: kind.bucket]
+        writes = QueryWrites(token_index, ring_slots) if kind.has_queries else None
 
         def forward() -> Tensor:
             batch = ForwardBatch(
@@ -175,12 +198,20 @@ class DecodeGraphs:
         return _Captured(graph, logits)
 
 
-def _warn_of_missing(missing: set[int], kept: list[int]) -> None:
+def _warn_of_missing(missing: set[int], kept: tuple[int, ...]) -> None:
     _LOG.warning(
         "no memory for the decode graphs of batch sizes %s; %s. Lower gpu_memory_share, "
         "kv_cache_memory or max_running to have them all",
         sorted(missing),
         f"those up to {max(kept)} still run in graphs" if kept else "decoding runs without graphs",
+    )
+
+
+def _warn_of_ungrouped(missing: set[int]) -> None:
+    _LOG.warning(
+        "no memory for the decode graphs that read a shared prefix once, of batch sizes %s: these "
+        "read it for every request. Lower gpu_memory_share or kv_cache_memory to have them",
+        sorted(missing),
     )
 
 

@@ -79,6 +79,11 @@ class ModelRunner:
         if self._graphs is not None:
             self._graphs.warm_up(has_queries, report)
 
+    @property
+    def grouped_buckets(self) -> tuple[int, ...]:
+        """Batch sizes that have a second decode graph, for steps whose rows share prefixes."""
+        return () if self._graphs is None else self._graphs.grouped_buckets
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
         """Start all that the plan says, behind what was launched before; may not wait for it."""

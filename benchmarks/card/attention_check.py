@@ -10,10 +10,11 @@ import torch
 from timing import capture, event_ms, host_us
 from torch import Tensor
 
-from zipage_lang.kernels.attention import FlashInferAttention, GraphDecode
+from zipage_lang.kernels.attention import FlashInferAttention
 from zipage_lang.kernels.backend import AttentionBatch
 from zipage_lang.kernels.dense_attention import DenseAttention
 from zipage_lang.kernels.flashinfer_module import Heads
+from zipage_lang.kernels.graph_decode import GraphDecode
 
 DEVICE = torch.device("cuda", 0)
 

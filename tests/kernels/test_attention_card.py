@@ -5,9 +5,10 @@ import random
 import pytest
 import torch
 
-from zipage_lang.kernels.attention import FlashInferAttention, GraphDecode
+from zipage_lang.kernels.attention import FlashInferAttention
 from zipage_lang.kernels.backend import AttentionBatch
 from zipage_lang.kernels.flashinfer_module import Heads
+from zipage_lang.kernels.graph_decode import GraphDecode
 
 pytestmark = pytest.mark.gpu
 SCALE = 0.09

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from zipage_lang.kernels.attention import HostRows
 from zipage_lang.kernels.backend import AttentionBatch
 from zipage_lang.kernels.flashinfer_module import Heads
+from zipage_lang.kernels.host_rows import HostRows
 
 
 def make_batch(rng, q_lens, block_size):

@@ -1,0 +1,145 @@
+"""Decode attention inside CUDA graphs: plans whose launch is fixed for each size of batch.
+
+Knows nothing of graphs themselves, of requests, or of how the blocks were filled.
+"""
+
+import numpy as np
+import torch
+
+from zipage_lang.kernels.attention import (
+    CTAS_PER_SM,
+    AttentionPart,
+    AttentionPlan,
+    FlashInferAttention,
+    max_tiles,
+    num_sms,
+)
+from zipage_lang.kernels.backend import AttentionBatch
+from zipage_lang.kernels.flashinfer_module import DECODE_TILE_ROWS, Heads, LaunchPlan
+from zipage_lang.kernels.grouped_launch import GroupedLayout, sequences_of
+from zipage_lang.kernels.host_rows import HostRows
+from zipage_lang.kernels.plan_buffers import PlanBuffers
+from zipage_lang.kernels.shared_prefix import PrefixGroup, shared_blocks, worthwhile_groups
+
+
+class GraphDecode:
+    """Decode attention whose launch can be captured: fixed addresses, fixed launch shape.
+
+    `plan` is called before capture and before each replay; its result is the same object in effect
+    (equal launch, same tensors), so what was captured stays valid. From `min_unsplit_rows` on
+    FlashInfer never splits a sequence, so the plain launch has a fixed shape and no merge pass;
+    below it the padded launch is used, which is as large as any batch of that many rows may need.
+    Where nothing is split, rows may also be grouped: the prefix that neighbours share is read once
+    for them all. So a bucket has two launches of fixed shape, each with a capture of its own.
+    All buckets share the buffers: one of them runs at a time, on one stream.
+    """
+
+    def __init__(
+        self,
+        attention: FlashInferAttention,
+        heads: Heads,
+        *,
+        max_rows: int,
+        max_blocks: int,
+    ) -> None:
+        """max_rows: the largest bucket; max_blocks: blocks a row's table may hold."""
+        self._attention, self._heads = attention, heads
+        self._buffers = PlanBuffers(attention.device)
+        attention.reserve_partials(heads)
+        num_tiles = max_tiles(max_rows, max_rows, heads, attention.device)
+        num_entries = 3 * max_rows + 2
+        if self.can_group(max_rows):
+            num_entries = GroupedLayout(max_rows, heads).num_fixed
+        num_entries += max_rows * max_blocks
+        self._buffers.next_host(num_entries, num_tiles, max_rows)
+        self._max_entries = num_entries
+        # What rows of the last step shared, and which groups that made.
+        self._last_groups: tuple[np.ndarray, list[PrefixGroup]] = (np.zeros(0), [])
+        # By bucket and whether it is grouped: what was captured.
+        self._launches: dict[tuple[int, bool], LaunchPlan] = {}
+
+    @property
+    def min_unsplit_rows(self) -> int:
+        """Rows from which on one tile per row and KV head already fills the card."""
+        num_ctas = CTAS_PER_SM * num_sms(self._attention.device)
+        return num_ctas // self._heads.num_kv_heads + 1
+
+    def can_group(self, bucket: int) -> bool:
+        """Whether rows of this bucket may be grouped."""
+        group_size = self._heads.num_q_heads // self._heads.num_kv_heads
+        return bucket >= self.min_unsplit_rows and group_size <= DECODE_TILE_ROWS
+
+    def plan(self, batch: AttentionBatch, bucket: int, *, may_group: bool = True) -> AttentionPlan:
+        """Plan a step of at most `bucket` decodes; missing rows read one slot of dummy block 0.
+
+        Args:
+            batch: as for `plan_attention`, each row with one query token.
+            may_group: take the grouped launch where enough is shared to pay for it.
+        """
+        rows = self._padded(batch, bucket)
+        if may_group and self.can_group(bucket):
+            layout = GroupedLayout(bucket, self._heads)
+            groups = self._groups_of(rows, layout.max_tiles)
+            if groups:
+                return self._plan_groups(layout, rows, groups)
+        num_entries = rows.num_index_entries(self._heads)
+        assert num_entries <= self._max_entries, f"{num_entries} entries of {self._max_entries}"
+        is_padded = bucket < self.min_unsplit_rows
+        part = self._attention.plan_part(rows, self._heads, self._buffers, is_padded=is_padded)
+        return self._checked(AttentionPlan((part,)), bucket)
+
+    def plan_padding(self, bucket: int, *, is_grouped: bool) -> AttentionPlan:
+        """Plan a step of dummy rows alone, for the capture of a launch that may serve any step."""
+        nothing = AttentionBatch(
+            torch.zeros(1, dtype=torch.int32),
+            torch.zeros(0, dtype=torch.int32),
+            torch.zeros((0, 1), dtype=torch.int32),
+        )
+        if is_grouped:
+            return self.plan_groups(nothing, bucket, [])
+        return self.plan(nothing, bucket, may_group=False)
+
+    def plan_groups(
+        self, batch: AttentionBatch, bucket: int, groups: list[PrefixGroup]
+    ) -> AttentionPlan:
+        """As `plan`, with these groups, whether or not they are worth it."""
+        assert self.can_group(bucket), f"no grouped launch has {bucket} rows"
+        layout = GroupedLayout(bucket, self._heads)
+        return self._plan_groups(layout, self._padded(batch, bucket), groups)
+
+    def _groups_of(self, rows: HostRows, max_tiles: int) -> list[PrefixGroup]:
+        """Those worth it; found anew only when rows have come or gone, which they seldom do."""
+        shared = shared_blocks(rows.tables, rows.kv_lens, self._heads.block_size)
+        last_shared, groups = self._last_groups
+        if not np.array_equal(shared, last_shared):
+            groups = worthwhile_groups(shared, self._heads, max_tiles)
+            self._last_groups = shared, groups
+        return groups
+
+    def _plan_groups(
+        self, layout: GroupedLayout, rows: HostRows, groups: list[PrefixGroup]
+    ) -> AttentionPlan:
+        """Write the grouped launch and send it to the card, without waiting for it."""
+        num_blocks = layout.num_blocks(rows.kv_lens, groups)
+        num_entries = layout.num_fixed + num_blocks
+        assert num_entries <= self._max_entries, f"{num_entries} entries of {self._max_entries}"
+        host = self._buffers.next_host(num_entries, 0, rows.num_seqs)
+        layout.write(host.entries, rows.tables, rows.kv_lens, groups)
+        self._buffers.send(host, num_entries)
+        arrays = layout.arrays(self._buffers.entries, num_blocks)
+        # FlashInfer's index workspace is whatever its places count from.
+        workspace = self._buffers.entries
+        part = AttentionPart(rows.num_seqs, layout.launch, sequences_of(arrays), workspace)
+        return self._checked(AttentionPlan((part,), arrays.has_shared), rows.num_seqs)
+
+    def _padded(self, batch: AttentionBatch, bucket: int) -> HostRows:
+        rows = HostRows.of(batch).padded(bucket)
+        assert rows.num_leading_decodes == bucket, f"{rows.q_lens=} must be decodes"
+        return rows
+
+    def _checked(self, plan: AttentionPlan, bucket: int) -> AttentionPlan:
+        """The plan, which must fit what was captured of its bucket and kind."""
+        launch = plan.parts[0].launch
+        captured = self._launches.setdefault((bucket, plan.is_grouped), launch)
+        assert launch == captured, f"bucket {bucket}: {launch} is not {captured}"
+        return plan
