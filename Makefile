@@ -22,8 +22,9 @@ model: $(VENV)/.installed
 demo: model
 	$(BIN)/python examples/self_consistency.py
 
+# A file's tests stay together: they share engines. The long files come first, as they are listed.
 test: check model
-	$(BIN)/pytest
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # On a machine with a card and its packages (extra `gpu`): the tests that the default run leaves out,
 # on inputs of their own each time. A bare card machine runs benchmarks/card/test_gpu.sh instead.

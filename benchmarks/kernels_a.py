@@ -96,11 +96,12 @@ def row_settings(*, temperature: float, top_k: int, top_p: float) -> RowSettings
     numbers = torch.arange(BATCH, device="cuda")
     return RowSettings(
         seeds=numbers,
-        num_generated=numbers,
+        num_generated=numbers.clone(),
         temperature=ones * temperature,
         top_k=torch.full_like(numbers, top_k),
         top_p=ones * top_p,
         min_p=ones * 0,
+        last_token_ids=torch.zeros_like(numbers),
     )
 
 
@@ -119,8 +120,8 @@ def sampling_cases() -> list[Case]:
     return [
         Case("random_uniform", lambda: sampling.random_uniform(rows, rows), 24 * BATCH),
         Case("draw_rows greedy fp32", lambda: draw(wide, rows, greedy, 0), wide.nbytes),
-        Case("draw_rows plain fp32", lambda: draw(wide, rows, plain, 0), 2 * wide.nbytes),
-        Case("draw_rows plain bf16", lambda: draw(half, rows, plain, 0), 2 * half.nbytes),
+        Case("draw_rows plain fp32", lambda: draw(wide, rows, plain, 0), wide.nbytes),
+        Case("draw_rows plain bf16", lambda: draw(half, rows, plain, 0), half.nbytes),
         Case("draw_rows top_p fp32", lambda: draw(wide, rows, nucleus, 1), 2 * wide.nbytes),
         Case("draw_rows top_k top_p fp32", lambda: draw(wide, rows, both, 1), 2 * wide.nbytes),
         Case(

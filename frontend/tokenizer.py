@@ -133,21 +133,30 @@ def load_tokenizer(model_path: str | Path) -> Tokenizer:
 
     Raises ValueError where there is none or it can't be read.
     """
-    from transformers import AutoTokenizer  # takes seconds and imports torch: only when needed
-
     path = Path(model_path)
-    if path.suffix == ".gguf":
-        folder, options = path.parent, {"gguf_file": path.name}
-    else:
-        folder, options = path, {}
     try:
-        pretrained = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, **options)
+        pretrained = _of_gguf(path) if path.suffix == ".gguf" else _of_folder(path)
     except Exception as error:  # the library raises many kinds for a missing or broken file
         raise ValueError(
             f"no tokenizer could be loaded from {path}: {_first_line(error)}; the folder needs "
             "tokenizer.json and tokenizer_config.json, or give a GGUF file"
         ) from error
     return Tokenizer(pretrained)
+
+
+def _of_folder(folder: Path) -> Any:
+    from transformers import AutoTokenizer  # takes seconds and imports torch: only when needed
+
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+
+
+def _of_gguf(path: Path) -> Any:
+    """The file says all; AutoTokenizer would first read it whole, in seconds, to choose a class."""
+    from transformers import PreTrainedTokenizerFast  # as above
+
+    return PreTrainedTokenizerFast.from_pretrained(
+        str(path.parent), gguf_file=path.name, local_files_only=True
+    )
 
 
 def _bad_text_error(text: Any) -> ValueError:

@@ -71,21 +71,46 @@ class ScoreBlend(NamedTuple):
     mass_weight: float
 
 
+class ScoreTiers(NamedTuple):
+    """A budget that is divided: by age, by three measures and by lot; see `compact_tiers`.
+
+    Measures are float32 [num_rows, num_kv_heads, max_tail]; one whose share is 0 is never read.
+    """
+
+    mass: Tensor
+    ranges: Tensor
+    novelty: Tensor
+    decay: float  # of what is remembered of the mass
+    pool_kernel: int  # of the mass
+    recent_share: float  # of the budget
+    mass_share: float  # of what is left of it, as are those below
+    range_share: float
+    novelty_share: float
+    fresh: bool  # lots are drawn anew at each compaction
+
+
 class RowSettings(NamedTuple):
-    """Sampling settings by row, as the engine keeps them. Device tensors [num_rows], contiguous."""
+    """Sampling settings and state by row. Device tensors [num_rows], contiguous."""
 
     seeds: Tensor  # int64, any bits
-    num_generated: Tensor  # int64, tokens drawn before
+    num_generated: Tensor  # int64, tokens drawn before; each draw adds one
     temperature: Tensor  # float64; 0 is greedy
     top_k: Tensor  # int64; vocab_size and above is off
     top_p: Tensor  # float64; 1 is off
     min_p: Tensor  # float64; 0 is off
+    last_token_ids: Tensor  # int64; each draw writes its token
 
 
 class GraphPlanner(Protocol):
-    """Plans decode attention whose launch is fixed per bucket, so that a graph may hold it."""
+    """Plans decode attention whose launch is fixed per bucket, so that a graph may hold it.
 
-    def plan(self, batch: AttentionBatch, bucket: int) -> Any: ...
+    A bucket that can group has two: a plan says which one it is for (`is_grouped`), and runs in
+    captures of that one only.
+    """
+
+    def can_group(self, bucket: int) -> bool: ...
+    def plan(self, batch: AttentionBatch, bucket: int, *, may_group: bool = True) -> Any: ...
+    def plan_padding(self, bucket: int, *, is_grouped: bool) -> Any: ...
 
 
 class Backend(Protocol):
@@ -94,11 +119,23 @@ class Backend(Protocol):
     name: str
     device: torch.device
 
-    # linear.py: prepare each weight [out_size, in_size] once, multiply rows with it every step
-    def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> Any: ...
+    # residual_stream.py: what layers read normalised and add to. Where norms and additions happen
+    # is the backend's business, so a stream is read and written by the acts on it alone
+    def open_stream(self, hidden: Tensor, eps: float) -> Any: ...
+    def normed_stream(self, stream: Any, weight: Tensor) -> Tensor: ...
+
+    # linear.py: prepare each weight [out_size, in_size] once, multiply rows with it every step. A
+    # weight that reads a stream is prepared with that of the norm between them
+    def prepare_linear(
+        self, weight: Tensor, bias: Tensor | None, norm_weight: Tensor | None = None
+    ) -> Any: ...
+    def prepare_gated_linear(
+        self, weight: Tensor, bias: Tensor | None, norm_weight: Tensor | None = None
+    ) -> Any: ...
     def linear(self, x: Tensor, prepared: Any) -> Tensor: ...
-    def prepare_gated_linear(self, weight: Tensor, bias: Tensor | None) -> Any: ...
-    def gated_linear(self, x: Tensor, prepared: Any) -> Tensor: ...
+    def normed_linear(self, stream: Any, prepared: Any) -> Tensor: ...
+    def normed_gated_linear(self, stream: Any, prepared: Any) -> Tensor: ...
+    def add_linear(self, stream: Any, x: Tensor, prepared: Any) -> None: ...
 
     # attention.py: plan once per step on host metadata, run once per layer on tensors
     def plan_attention(
@@ -142,9 +179,9 @@ class Backend(Protocol):
     def unpack_blocks(self, pools: list[Tensor], block_ids: Tensor, lines: Tensor) -> None: ...
 
     # fused_ops.py
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor: ...
     def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]: ...
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]: ...
     def silu_mul(self, gate_up: Tensor) -> Tensor: ...
@@ -186,10 +223,13 @@ class Backend(Protocol):
     ) -> Tensor: ...
     def draw_rows(
         self, logits: Tensor, rows: Tensor, settings: RowSettings, max_top_k: int
-    ) -> tuple[Tensor, Tensor]: ...
+    ) -> Tensor: ...
     def score_tokens(
         self, logits: Tensor, token_ids: Tensor, num_top: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+    # ranges.py
+    def value_range(self, kv_blocks: Tensor, slots: Tensor) -> Tensor: ...
 
     # scores.py: one row per (layer, request), slots by physical number
     def gather_keys(self, kv_blocks: Tensor, slots: Tensor) -> Tensor: ...
@@ -277,6 +317,18 @@ class Backend(Protocol):
         position_blocks: Tensor,
         rows: TailRows,
         blend: ScoreBlend,
+        num_recent: int,
+        num_sinks: int,
+    ) -> None: ...
+
+    # tiers.py: the same for a divided budget
+    def compact_tiers(
+        self,
+        kv_blocks: Tensor,
+        score_blocks: Tensor,
+        position_blocks: Tensor,
+        rows: TailRows,
+        tiers: ScoreTiers,
         num_recent: int,
         num_sinks: int,
     ) -> None: ...

@@ -13,11 +13,14 @@ from zipage_lang.kernels.reference import (
     host_copy,
     kv_store,
     linear,
+    ranges,
     sampling,
     scores,
     select,
     tails,
+    tiers,
 )
+from zipage_lang.kernels.reference.residual_stream import ResidualStream
 
 
 class CpuBackend:
@@ -28,11 +31,14 @@ class CpuBackend:
 
     def __init__(self) -> None:
         products = linear.LinearProducts()
-        self.prepare_linear = products.prepare
-        self.linear = products.linear
+        self.prepare_linear, self.linear = products.prepare, products.linear
         self.prepare_gated_linear = products.prepare
-        self.gated_linear = products.gated_linear
+        self.normed_linear = products.normed_linear
+        self.normed_gated_linear = products.normed_gated_linear
+        self.add_linear = products.add_linear
 
+    open_stream = staticmethod(ResidualStream)
+    normed_stream = staticmethod(ResidualStream.normed)
     plan_attention = staticmethod(attention.plan_attention)
     attention = staticmethod(attention.attention)
 
@@ -68,3 +74,5 @@ class CpuBackend:
     fill_holes = staticmethod(compact.fill_holes)
     expand_tails = staticmethod(tails.expand_tails)
     compact_blend = staticmethod(blend.compact_blend)
+    compact_tiers = staticmethod(tiers.compact_tiers)
+    value_range = staticmethod(ranges.value_range)

@@ -11,16 +11,20 @@ from zipage_lang.kernels import (
     fused_ops,
     host_copy,
     kv_store,
+    ranges,
     sampling,
     scores,
     select,
     tails,
+    tiers,
 )
-from zipage_lang.kernels.attention import FlashInferAttention, GraphDecode
+from zipage_lang.kernels.attention import FlashInferAttention
 from zipage_lang.kernels.dense_attention import DenseAttention
 from zipage_lang.kernels.flashinfer_module import Heads
+from zipage_lang.kernels.graph_decode import GraphDecode
 from zipage_lang.kernels.products import CardProducts
 from zipage_lang.kernels.reference import scores as reference_scores
+from zipage_lang.kernels.residual_stream import ResidualStream
 
 FLASHINFER_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -42,7 +46,9 @@ class CudaBackend:
         products = CardProducts(dtype)
         self.prepare_linear, self.linear = products.prepare, products.linear
         self.prepare_gated_linear = products.prepare_gated
-        self.gated_linear = products.gated_linear
+        self.normed_linear = products.normed_linear
+        self.normed_gated_linear = products.normed_gated_linear
+        self.add_linear = products.add_linear
         self.plan_attention = self._kernels.plan_attention
         self.attention = self._kernels.attention
 
@@ -62,6 +68,8 @@ class CudaBackend:
         heads = Heads(num_q_heads, num_kv_heads, head_dim, block_size)
         return GraphDecode(self._kernels, heads, max_rows=max_rows, max_blocks=max_blocks)
 
+    open_stream = staticmethod(ResidualStream)
+    normed_stream = staticmethod(ResidualStream.normed)
     store_kv = staticmethod(kv_store.store_kv)
     store_queries = staticmethod(kv_store.store_queries)
     copy_blocks = staticmethod(kv_store.copy_blocks)
@@ -90,3 +98,5 @@ class CudaBackend:
     fill_holes = staticmethod(compact.fill_holes)
     expand_tails = staticmethod(tails.expand_tails)
     compact_blend = staticmethod(blend.compact_blend)
+    compact_tiers = staticmethod(tiers.compact_tiers)
+    value_range = staticmethod(ranges.value_range)

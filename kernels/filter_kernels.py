@@ -8,12 +8,10 @@ Knows nothing of launches; what the draw means stands at its twin in `reference/
 import triton
 import triton.language as tl
 
+from zipage_lang.kernels.draw_kernels import LOG2_E, is_drawn_in_order, line_peak, record
 from zipage_lang.kernels.sampling_kernels import (
-    ALL_LINES,
     WEIGHT_ONE,
     ceil_of,
-    has_filter,
-    line_peak,
     row_of,
     scale_of,
     setting_of,
@@ -23,7 +21,6 @@ from zipage_lang.kernels.sampling_kernels import (
 from zipage_lang.kernels.window_kernels import collect, keys_of, measure_from, narrow
 
 NO_WEIGHT = tl.constexpr(28.0)  # exp(-28) * 2^40 is below 1
-LOG2_E = tl.constexpr(1.4426950408889634)
 BY_COUNT, BY_WEIGHT, BY_ID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 TOP_K, TOP_P, PLACE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -138,12 +135,13 @@ def draw_filtered_kernel(
     top_k,
     top_p,
     min_p,
+    last_token_ids,
     uniform,
     peaks,
     sums,
     ids,
     num_listed,
-    token_ids,
+    drawn,
     row_stride,
     vocab_size,
     num_tiles,
@@ -160,10 +158,7 @@ def draw_filtered_kernel(
     row_index = row_of(rows, line)
     heat = setting_of(temperature, row_index, 0.0)
     best = line_peak(peaks, line, num_tiles, TILES)
-    is_mine = (heat > 0) & (tl.abs(best) < float("inf"))  # the others drew greedily
-    if FILTERS != ALL_LINES:
-        is_mine = is_mine & has_filter(top_k, top_p, row_index, vocab_size)
-    if is_mine:
+    if is_drawn_in_order(heat, best, top_k, top_p, row_index, vocab_size, FILTERS):
         k = setting_of(top_k, row_index, vocab_size)
         p = setting_of(top_p, row_index, 1.0)
         row = logits + line * row_stride
@@ -275,4 +270,4 @@ def draw_filtered_kernel(
             BLOCK,
             LANES,
         )
-        tl.store(token_ids + line, token.to(tl.int64))
+        record(token, line, row_index, drawn, last_token_ids, num_generated)

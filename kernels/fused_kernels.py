@@ -10,9 +10,17 @@ from zipage_lang.kernels.dependent_launch import release_successor, wait_for_pre
 
 
 @triton.jit
-def _normed(wide, weight, eps, SIZE: tl.constexpr, dtype: tl.constexpr):
+def _normed(wide, scales, eps, SIZE: tl.constexpr, dtype: tl.constexpr):
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
-    return (wide * scale).to(dtype).to(tl.float32) * weight.to(tl.float32)
+    return (wide * scale).to(dtype).to(tl.float32) * scales
+
+
+@triton.jit
+def _load_scales(weight, columns, in_row, HAS_WEIGHT: tl.constexpr):
+    if HAS_WEIGHT:
+        return tl.load(weight + columns, mask=in_row, other=0.0).to(tl.float32)
+    else:
+        return tl.full(columns.shape, 1.0, tl.float32)
 
 
 @triton.jit
@@ -26,6 +34,7 @@ def rms_norm_kernel(
     num_inner,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     release_successor(PDL)
@@ -33,7 +42,7 @@ def rms_norm_kernel(
     start = (row // num_inner) * outer_stride + (row % num_inner) * inner_stride
     columns = tl.arange(0, BLOCK)
     in_row = columns < SIZE
-    scales = tl.load(weight + columns, mask=in_row, other=0.0)
+    scales = _load_scales(weight, columns, in_row, HAS_WEIGHT)
     wait_for_predecessor(PDL)
     wide = tl.load(x + start + columns, mask=in_row, other=0.0).to(tl.float32)
     normed = _normed(wide, scales, eps, SIZE, out.dtype.element_ty)
@@ -52,13 +61,14 @@ def add_rms_norm_kernel(
     residual_stride,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     release_successor(PDL)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     in_row = columns < SIZE
-    scales = tl.load(weight + columns, mask=in_row, other=0.0)
+    scales = _load_scales(weight, columns, in_row, HAS_WEIGHT)
     wait_for_predecessor(PDL)
     kept = tl.load(residual + token * residual_stride + columns, mask=in_row, other=0.0)
     added = tl.load(x + token * x_stride + columns, mask=in_row, other=0.0)

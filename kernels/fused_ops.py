@@ -22,14 +22,14 @@ HEADS_PER_PROGRAM = 8  # 1,024 elements at head_dim 128: 16 bytes of bf16 a thre
 SILU_BLOCK = 1024
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x / rms(x) * weight over the last axis; one program a row, the row in registers.
 
     Moves each element of x in and out once, and the weight from L2.
 
     Args:
         x: [num_rows, size] or [num_tokens, num_heads, size], last axis contiguous.
-        weight: [size], contiguous, dtype of x.
+        weight: [size], contiguous, dtype of x; None multiplies by nothing.
         eps: added to the mean square.
 
     Returns:
@@ -38,7 +38,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     size = x.shape[-1]
     assert x.dim() in (2, 3), (x.shape, x.stride())
     assert x.stride(-1) == 1, (x.shape, x.stride())
-    _check_weight(weight, size, x.dtype)
+    if weight is not None:
+        _check_weight(weight, size, x.dtype)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     num_inner = x.shape[1] if x.dim() == 3 else 1
     if out.numel():
@@ -52,20 +53,23 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
             num_inner,
             SIZE=size,
             BLOCK=triton.next_power_of_2(size),
+            HAS_WEIGHT=weight is not None,
             num_warps=_num_warps(size),
             **launch_options(x.device),
         )
     return out
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
     """Add x to the residual stream and normalise the sum; one program a token.
 
     Moves 4 * size elements a token: x and residual in, the sum and its norm out.
 
     Args:
         x, residual: [num_tokens, size], last axis contiguous, of one dtype.
-        weight: [size], contiguous.
+        weight: [size], contiguous; None multiplies by nothing.
 
     Returns:
         normed: [num_tokens, size].
@@ -76,7 +80,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     assert residual.shape == (num_tokens, size), (residual.shape, x.shape)
     assert x.stride(1) == 1, (x.stride(), residual.stride())
     assert residual.stride(1) == 1, (x.stride(), residual.stride())
-    _check_weight(weight, size, x.dtype)
+    if weight is not None:
+        _check_weight(weight, size, x.dtype)
     normed = torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
     total = torch.empty_like(normed)
     if num_tokens:
@@ -91,6 +96,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
             residual.stride(0),
             SIZE=size,
             BLOCK=triton.next_power_of_2(size),
+            HAS_WEIGHT=weight is not None,
             num_warps=_num_warps(size),
             **launch_options(x.device),
         )

@@ -12,9 +12,9 @@ from torch.nn.functional import linear
 
 from zipage_lang.kernels import fused_ops
 from zipage_lang.kernels.hopper.build import KernelsUnavailableError
-from zipage_lang.kernels.hopper.choose import MAX_ROWS
 from zipage_lang.kernels.hopper.library import load
 from zipage_lang.kernels.hopper.linear import GATE_GROUP, HopperLinear
+from zipage_lang.kernels.residual_stream import ResidualStream
 
 _LOG = logging.getLogger(__name__)
 
@@ -23,12 +23,14 @@ _LOG = logging.getLogger(__name__)
 class PreparedProduct:
     """A weight as cuBLAS reads it, and as our kernel does where it takes the shape.
 
-    Both read the same memory. A gated weight that our kernel takes has gate and up rows in turn.
+    Both read the same memory. A gated weight that our kernel takes has gate and up rows in turn,
+    and one that reads a stream has the norm's weight in it.
     """
 
     weight: Tensor  # [out_size, in_size]
     bias: Tensor | None  # [out_size]
     hopper: HopperLinear | None
+    norm_weight: Tensor | None  # [in_size] of the RMSNorm ahead, unless it is in the weight
 
 
 class CardProducts:
@@ -40,49 +42,85 @@ class CardProducts:
     def __init__(self, dtype: torch.dtype) -> None:
         self._has_hopper = dtype == torch.bfloat16 and _can_load()
 
-    def prepare(self, weight: Tensor, bias: Tensor | None) -> PreparedProduct:
-        """weight: [out_size, in_size] on the card; bias: [out_size] of the same dtype."""
-        hopper = self._hopper(weight, bias, gated=False)
-        return PreparedProduct(weight.contiguous(), bias, hopper)
+    def prepare(
+        self, weight: Tensor, bias: Tensor | None, norm_weight: Tensor | None = None
+    ) -> PreparedProduct:
+        """Lay a weight out, once.
 
-    def prepare_gated(self, weight: Tensor, bias: Tensor | None) -> PreparedProduct:
+        Args:
+            weight: [out_size, in_size] on the card.
+            bias: [out_size] of the same dtype.
+            norm_weight: [in_size] of the RMSNorm between a stream and this product.
+        """
+        return self._prepare(weight, bias, norm_weight, gated=False)
+
+    def prepare_gated(
+        self, weight: Tensor, bias: Tensor | None, norm_weight: Tensor | None = None
+    ) -> PreparedProduct:
         """weight: [2 * size, in_size], the rows of gate, then those of up."""
-        hopper = self._hopper(weight, bias, gated=True)
-        if hopper is None:
-            return PreparedProduct(weight.contiguous(), bias, None)
-        return PreparedProduct(hopper.weight, hopper.bias, hopper)
+        return self._prepare(weight, bias, norm_weight, gated=True)
 
     @staticmethod
     def linear(x: Tensor, prepared: PreparedProduct) -> Tensor:
         """x [num_rows, in_size] times the weight, [num_rows, out_size]."""
         hopper = _hopper_for(x, prepared)
-        if hopper is not None:
-            return hopper(x)
-        return linear(x, prepared.weight, prepared.bias)
+        return linear(x, prepared.weight, prepared.bias) if hopper is None else hopper(x)
 
     @staticmethod
-    def gated_linear(x: Tensor, prepared: PreparedProduct) -> Tensor:
-        """silu(gate) * up, [num_rows, out_size / 2], in one kernel for a decode batch."""
-        hopper = _hopper_for(x, prepared)
+    def normed_linear(stream: ResidualStream, prepared: PreparedProduct) -> Tensor:
+        """The normalised stream times the weight, [num_rows, out_size].
+
+        One kernel, norm and all, if whoever added last to the stream left its squares.
+        """
+        out = _with_norm_inside(stream, prepared)
+        if out is not None:
+            return out
+        return CardProducts.linear(stream.normed(prepared.norm_weight), prepared)
+
+    @staticmethod
+    def normed_gated_linear(stream: ResidualStream, prepared: PreparedProduct) -> Tensor:
+        """silu(gate) * up of the normalised stream, [num_rows, out_size / 2]."""
+        out = _with_norm_inside(stream, prepared)
+        if out is not None:
+            return out
+        normed = stream.normed(prepared.norm_weight)  # [num_rows, in_size]
+        hopper = _hopper_for(normed, prepared)
         if hopper is not None:
-            return hopper(x)
-        gate_up = linear(x, prepared.weight, prepared.bias)  # [num_rows, out_size]
+            return hopper(normed)
+        gate_up = linear(normed, prepared.weight, prepared.bias)  # [num_rows, out_size]
         if prepared.hopper is not None:
             return fused_ops.silu_mul_interleaved(gate_up, GATE_GROUP)
         return fused_ops.silu_mul(gate_up)
 
-    def _hopper(self, weight: Tensor, bias: Tensor | None, *, gated: bool) -> HopperLinear | None:
+    @staticmethod
+    def add_linear(stream: ResidualStream, x: Tensor, prepared: PreparedProduct) -> None:
+        """Add x [num_rows, in_size] times the weight to the stream."""
+        hopper = _hopper_for(x, prepared)
+        if hopper is not None:
+            stream.replace(*hopper.add(x, stream.values))
+        else:
+            stream.add(linear(x, prepared.weight, prepared.bias))
+
+    def _prepare(
+        self, weight: Tensor, bias: Tensor | None, norm_weight: Tensor | None, *, gated: bool
+    ) -> PreparedProduct:
         if not self._has_hopper or not HopperLinear.takes(weight):
-            return None
-        return HopperLinear.prepare(weight, bias, gated)
+            return PreparedProduct(weight.contiguous(), bias, None, norm_weight)
+        hopper = HopperLinear.prepare(weight, bias, gated, norm_weight)
+        return PreparedProduct(hopper.weight, hopper.bias, hopper, None)
 
 
 def _hopper_for(x: Tensor, prepared: PreparedProduct) -> HopperLinear | None:
-    """Our kernel for few rows, each of them starting at 16 bytes as the copy engine asks."""
-    if prepared.hopper is None or len(x) > MAX_ROWS:
+    if prepared.hopper is None or not prepared.hopper.takes_rows(x):
         return None
-    is_aligned = x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and x.stride(1) == 1
-    return prepared.hopper if is_aligned else None
+    return prepared.hopper
+
+
+def _with_norm_inside(stream: ResidualStream, prepared: PreparedProduct) -> Tensor | None:
+    if stream.squares is None:
+        return None
+    hopper = _hopper_for(stream.values, prepared)
+    return None if hopper is None else hopper.normed(stream.values, stream.squares, stream.eps)
 
 
 def _can_load() -> bool:

@@ -1,10 +1,11 @@
 """Drawing tokens from logits in Triton: random stream, penalties, filters, draw, log-probabilities.
 
-Same acts as `reference/sampling.py`, on the same integer weights, which are summed exactly. So a
-draw equals the twin's unless the random number falls within the rounding of `exp` (a relative 1e-5
-of the total) of the edge between two tokens, or a filter's edge does; random numbers, greedy
-choices, ranks and top tokens are always equal. A line's draw depends on that line alone. No launch
-waits for the device or allocates by what the data says.
+Same acts as `reference/sampling.py`. What a filter keeps is decided on the same integer weights,
+summed exactly; a plain draw takes its tile by float32 sums of a fixed order, then its token by
+integers. So a draw equals the twin's unless the random number falls within the rounding of `exp` (a
+relative 1e-5 of the total) of the edge between two tokens, or a filter's edge does; random numbers,
+greedy choices, ranks and top tokens are always equal. A line's draw depends on that line alone. No
+launch waits for the device or allocates by what the data says.
 Knows nothing of requests, rows or which settings a caller may choose.
 """
 
@@ -16,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from zipage_lang.kernels.backend import RowSettings
+from zipage_lang.kernels.dependent_launch import launch_options
+from zipage_lang.kernels.draw_kernels import pick_kernel, tile_masses_kernel, tile_sums_kernel
 from zipage_lang.kernels.filter_kernels import draw_filtered_kernel
 from zipage_lang.kernels.logprob_kernels import line_scores_kernel, tile_scores_kernel
 from zipage_lang.kernels.sampling_kernels import (
@@ -23,14 +26,13 @@ from zipage_lang.kernels.sampling_kernels import (
     NO_LINES,
     SOME_LINES,
     penalize_kernel,
-    pick_kernel,
     random_uniform_kernel,
-    tile_peaks_kernel,
-    tile_sums_kernel,
 )
 
 TILE = 4096  # 38 tiles of a 151,936 vocabulary: one line alone still fills 38 multiprocessors
 TILE_WARPS = 8
+MASS_WARPS = 2  # 64 logits a thread: fewest instructions a logit, 96 KB on their way to each of 132
+PICK_WARPS = 8
 GROUP = 128  # tokens whose highest logit stands for them until one of them is taken
 SEARCH_BLOCK, SEARCH_LANES, SEARCH_PIVOTS = 2048, 8, 8
 SWEEP_BLOCK, COLLECT_BLOCK = 4096, 8192  # a sweep's sums: 64 registers in each of 512 threads
@@ -49,6 +51,7 @@ class _Lines(NamedTuple):
     top_k: Tensor | None
     top_p: Tensor | None
     min_p: Tensor
+    last_token_ids: Tensor | None  # None: rows are not moved on
     uniform: Tensor | None  # float64 [num_lines] in [0, 1); None: made of seed and num_generated
 
 
@@ -119,8 +122,8 @@ def penalize(
 def draw_tokens(logits: Tensor, temperature: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
     """Draw by inverse CDF over the vocabulary in its own order; the likeliest at temperature 0.
 
-    Three launches: each tile's maximum; each tile's sum of weights; the tile and the token in it.
-    Reads the logits twice.
+    Two launches: each tile's maximum and its sum of weights; the tile and the token in it. Reads
+    the logits once, and of lines with min-p those tiles again that hold a token it keeps.
 
     Args:
         logits: float32, bfloat16 or float16 [num_lines, vocab_size].
@@ -133,7 +136,7 @@ def draw_tokens(logits: Tensor, temperature: Tensor, min_p: Tensor, uniform: Ten
     num_lines, _ = _check_logits(logits)
     temperature, min_p = temperature.double(), min_p.double()
     _check_settings(num_lines, torch.float64, temperature, min_p, uniform)
-    lines = _Lines(None, None, None, temperature, None, None, min_p, uniform)
+    lines = _Lines(None, None, None, temperature, None, None, min_p, None, uniform)
     return _draw(logits, lines, NO_LINES)[0]
 
 
@@ -167,31 +170,31 @@ def draw_filtered_tokens(
     temperature, top_p, min_p = temperature.double(), top_p.double(), min_p.double()
     _check_settings(num_lines, torch.float64, temperature, top_p, min_p, uniform)
     _check_settings(num_lines, torch.int64, top_k)
-    lines = _Lines(None, None, None, temperature, top_k, top_p, min_p, uniform)
+    lines = _Lines(None, None, None, temperature, top_k, top_p, min_p, None, uniform)
     return _draw(logits, lines, ALL_LINES)[0]
 
 
-def draw_rows(
-    logits: Tensor, rows: Tensor, settings: RowSettings, max_top_k: int
-) -> tuple[Tensor, Tensor]:
-    """Draw one token per line with the settings of its row, greedy, plain and filtered alike.
+def draw_rows(logits: Tensor, rows: Tensor, settings: RowSettings, max_top_k: int) -> Tensor:
+    """Draw one token per line with the settings of its row, and move the rows on by it.
 
-    Three launches, four where some row filters. Reads the logits twice, filtered lines once more
-    per pass of their searches (see `draw_filtered_tokens`), greedy ones once.
+    Greedy, plain and filtered lines alike: two launches that read the logits once, four where some
+    row filters, whose lines are read again for top-p's sum and per pass of their searches (see
+    `draw_filtered_tokens`).
 
     Args:
         logits: float32, bfloat16 or float16 [num_lines, vocab_size].
-        rows: int64 [num_lines], into the tensors of `settings`; a negative row's draw is arbitrary.
-        settings: see `RowSettings`.
+        rows: int64 [num_lines], distinct, into the tensors of `settings`; a negative row's draw is
+            arbitrary and moves nothing on.
+        settings: see `RowSettings`; writes into `last_token_ids` and `num_generated`.
         max_top_k: 0 where the host knows that no row has top_k or top_p; else any other number.
     Returns:
-        token_ids: int64 [num_lines].
-        best: float32 [num_lines], the largest logit; NaN where the line holds one.
+        int64 [2, num_lines]: token ids, and 1 where the line's logits hold NaN or +inf or nothing
+        but -inf, else 0; such a line's token is arbitrary.
     """
     num_lines, _ = _check_logits(logits)
     _check_settings(num_lines, torch.int64, rows)
     num_rows = len(settings.seeds)
-    integers = (settings.seeds, settings.num_generated, settings.top_k)
+    integers = (settings.seeds, settings.num_generated, settings.top_k, settings.last_token_ids)
     _check_settings(num_rows, torch.int64, *integers)
     reals = (settings.temperature, settings.top_p, settings.min_p)
     _check_settings(num_rows, torch.float64, *reals)
@@ -270,33 +273,43 @@ def score_tokens(
     return logprobs, ranks, top_ids, top_logprobs
 
 
-def _draw(logits: Tensor, lines: _Lines, filters: tl.constexpr) -> tuple[Tensor, Tensor]:
-    """token_ids: int64 [num_lines] and best: float32 [num_lines], as `draw_rows`."""
+def _draw(logits: Tensor, lines: _Lines, filters: tl.constexpr) -> Tensor:
+    """int64 [2, num_lines], as `draw_rows`."""
     (num_lines, vocab_size), device = logits.shape, logits.device
     num_tiles = triton.cdiv(vocab_size, TILE)
-    token_ids = torch.empty(num_lines, dtype=torch.int64, device=device)
-    best = torch.empty(num_lines, dtype=torch.float32, device=device)
+    drawn = torch.empty((2, num_lines), dtype=torch.int64, device=device)
     if num_lines == 0:
-        return token_ids, best
+        return drawn
     peaks = torch.empty((num_lines, num_tiles), dtype=torch.float32, device=device)
-    peak_ids = torch.empty_like(peaks, dtype=torch.int32)
-    sums = torch.empty_like(peaks, dtype=torch.int64)
-    grid, shape = (num_lines, num_tiles), (logits.stride(0), vocab_size, num_tiles)
-    sizes = {
-        "FILTERS": filters.value,
-        "TILES": triton.next_power_of_2(num_tiles),
-        "BLOCK": TILE,
-        "num_warps": TILE_WARPS,
-    }
-    tile_peaks_kernel[grid](logits, peaks, peak_ids, *shape[:2], BLOCK=TILE, num_warps=TILE_WARPS)
-    choices = (lines.temperature, lines.top_k, lines.top_p, lines.min_p)
-    tile_sums_kernel[grid](logits, lines.rows, *choices, peaks, sums, *shape, **sizes)
+    masses = torch.empty_like(peaks)
+    shape, early = (logits.stride(0), vocab_size, num_tiles), launch_options(device)
+    tile_masses_kernel[(num_tiles, num_lines)](
+        logits,
+        lines.rows,
+        lines.temperature,
+        peaks,
+        masses,
+        *shape,
+        BLOCK=TILE,
+        num_warps=MASS_WARPS,
+        **early,
+    )
     pick_kernel[(num_lines,)](
-        logits, *lines, peaks, peak_ids, sums, token_ids, best, *shape, **sizes
+        logits,
+        *lines,
+        peaks,
+        masses,
+        drawn,
+        *shape,
+        FILTERS=filters.value,
+        TILES=triton.next_power_of_2(num_tiles),
+        BLOCK=TILE,
+        num_warps=PICK_WARPS,
+        **early,
     )
     if filters.value != NO_LINES.value:
-        _draw_filtered(logits, lines, filters, peaks, sums, token_ids)
-    return token_ids, best
+        _draw_filtered(logits, lines, filters, peaks, drawn)
+    return drawn
 
 
 def _draw_filtered(
@@ -304,11 +317,27 @@ def _draw_filtered(
     lines: _Lines,
     filters: tl.constexpr,
     peaks: Tensor,
-    sums: Tensor,
-    token_ids: Tensor,
+    drawn: Tensor,
 ) -> None:
-    """Draws for the lines that filter, over what stands in `token_ids` for them."""
+    """Draws for the lines that filter."""
     (num_lines, vocab_size), num_tiles = logits.shape, peaks.shape[1]
+    shape = (logits.stride(0), vocab_size, num_tiles)
+    sizes = {"FILTERS": filters.value, "TILES": triton.next_power_of_2(num_tiles)}
+    sums = torch.empty_like(peaks, dtype=torch.int64)
+    tile_sums_kernel[(num_tiles, num_lines)](
+        logits,
+        lines.rows,
+        lines.temperature,
+        lines.top_k,
+        lines.top_p,
+        lines.min_p,
+        peaks,
+        sums,
+        *shape,
+        **sizes,
+        BLOCK=TILE,
+        num_warps=TILE_WARPS,
+    )
     ids = torch.empty((num_lines, SEARCH_BLOCK), dtype=torch.int32, device=logits.device)
     num_listed = torch.empty(num_lines, dtype=torch.int32, device=logits.device)
     draw_filtered_kernel[(num_lines,)](
@@ -318,13 +347,10 @@ def _draw_filtered(
         sums,
         ids,
         num_listed,
-        token_ids,
-        logits.stride(0),
-        vocab_size,
-        num_tiles,
-        FILTERS=filters.value,
+        drawn,
+        *shape,
+        **sizes,
         SHIFT=KEY_SHIFTS[logits.dtype],
-        TILES=triton.next_power_of_2(num_tiles),
         BLOCK=SEARCH_BLOCK,
         LANES=SEARCH_LANES,
         PIVOTS=SEARCH_PIVOTS,

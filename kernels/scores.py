@@ -1,7 +1,8 @@
-"""Triton scoring of tail slots: attention mass, key redundancy, and their combination.
+"""Scoring of tail slots on a card: attention mass, key redundancy, and their combination.
 
 Knows nothing of requests, policies or which slots are kept. What each function means stands at its
-twin in `kernels/reference/scores.py`; here stands how it is computed, and what it moves.
+twin in `kernels/reference/scores.py`; here stands how it is computed, and what it moves. All in
+Triton, but that `kernels/hopper/scoring.py` scores bfloat16 chunks of the sizes that it takes.
 
 No cosine matrix is stored and no key is normalised: products of raw keys are accumulated in
 float32 and compared with threshold * |k_i| * |k_j|, so bfloat16 keys lose nothing to rounding.
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from zipage_lang.kernels.backend import TailQueries
 from zipage_lang.kernels.chunk_kernels import chunk_kernel
+from zipage_lang.kernels.hopper import scoring
 from zipage_lang.kernels.reference.scores import gather_keys, gather_values
 from zipage_lang.kernels.score_kernels import drop_kernel, mass_kernel, pairs_kernel
 
@@ -28,6 +30,7 @@ __all__ = [
     "gather_values",
     "lightning_similarity",
     "mass_and_similarity",
+    "mass_and_similarity_by_triton",
 ]
 
 _LOG2_E = math.log2(math.e)
@@ -140,6 +143,25 @@ def mass_and_similarity(
     chunk: int,
     threshold: float,
 ) -> tuple[Tensor, Tensor]:
+    """See the twin. Chunks of up to 256 bfloat16 keys are read once, in one launch: of the Hopper
+    kernel where the card is one and the kernel takes these sizes, else of Triton's.
+    """
+    _check_chunks(kv_blocks, slots, positions, queries, chunk, threshold)
+    args = (kv_blocks, slots, positions, queries, scale, chunk, threshold)
+    if scoring.takes(kv_blocks, queries, chunk):
+        return scoring.mass_and_similarity(*args)
+    return mass_and_similarity_by_triton(*args)
+
+
+def mass_and_similarity_by_triton(
+    kv_blocks: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    queries: TailQueries,
+    scale: float,
+    chunk: int,
+    threshold: float,
+) -> tuple[Tensor, Tensor]:
     """See the twin. One launch: reads each bfloat16 key once, writes 8 bytes a key and head.
 
     One program per (row, KV head, chunk of up to 256 slots) holds the chunk's keys in shared
@@ -158,13 +180,7 @@ def mass_and_similarity(
     if kv_blocks.dtype != torch.bfloat16 or chunk > _LONGEST_FUSED_CHUNK:
         mass = attention_mass(kv_blocks, slots, positions, queries, scale)
         return mass, lightning_similarity(kv_blocks, slots, positions, chunk, threshold)
-    _check_tail(kv_blocks, slots, positions)
-    assert chunk >= 1, f"chunk {chunk} must hold a slot"
-    assert threshold >= 0, f"threshold {threshold} would call the zeroed diagonal similar"
-    num_lines = kv_blocks.numel() // kv_blocks.shape[4]
-    assert num_lines < 2**31, f"{num_lines} keys and values do not fit 32-bit numbers"
-    num_q_heads = queries.ring_lse.numel()
-    assert num_q_heads < 2**31, f"{num_q_heads} heads' queries do not fit 32-bit numbers"
+    _check_chunks(kv_blocks, slots, positions, queries, chunk, threshold)
     num_rows, num_kv_heads, max_tail = positions.shape
     mass = torch.empty(positions.shape, dtype=torch.float32, device=positions.device)
     similarity = torch.empty_like(mass)
@@ -271,6 +287,24 @@ def _check_tail(kv_blocks: Tensor, slots: Tensor, positions: Tensor) -> None:
     assert positions.dtype == torch.int32, f"positions in {positions.dtype}"
     wanted = (slots.shape[0], kv_blocks.shape[3], slots.shape[1])
     assert tuple(positions.shape) == wanted, f"positions {positions.shape}, expected {wanted}"
+
+
+def _check_chunks(
+    kv_blocks: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    queries: TailQueries,
+    chunk: int,
+    threshold: float,
+) -> None:
+    _check_tail(kv_blocks, slots, positions)
+    _query_tensors(queries, kv_blocks, slots)
+    assert chunk >= 1, f"chunk {chunk} must hold a slot"
+    assert threshold >= 0, f"threshold {threshold} would call the zeroed diagonal similar"
+    num_lines = kv_blocks.numel() // kv_blocks.shape[4]
+    assert num_lines < 2**31, f"{num_lines} keys and values do not fit 32-bit numbers"
+    num_q_heads = queries.ring_lse.numel()
+    assert num_q_heads < 2**31, f"{num_q_heads} heads' queries do not fit 32-bit numbers"
 
 
 def _query_tensors(queries: TailQueries, kv_blocks: Tensor, slots: Tensor) -> tuple[Tensor, ...]:

@@ -19,7 +19,7 @@ class BlockPool:
             raise ValueError(f"num_blocks={num_blocks} must be at least 1")
         self.num_blocks = num_blocks
         self.num_tree_only = 0  # held by nodes and by no table: what evicting can free
-        self.peak_held = 0  # the most blocks that tables ever held at once
+        self.peak_held = 0  # the most blocks that tables held at once since `restart_peak`
         self._free = list(range(num_blocks, 0, -1))  # the last one goes first
         self._table_holds = [0] * (num_blocks + 1)
         self._node_holds = [0] * (num_blocks + 1)
@@ -81,6 +81,10 @@ class BlockPool:
         if holds == 1 and self._table_holds[block_id] == 0:
             self.num_tree_only -= 1
             self._free.append(block_id)
+
+    def restart_peak(self) -> None:
+        """Forget how many blocks were ever held at once, but for those that are now."""
+        self.peak_held = self.num_held
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless free + held by tables + tree-only is the whole pool."""

@@ -82,7 +82,7 @@ class PrefixCache:
 
     @property
     def peak_held(self) -> int:
-        """The most blocks that tables ever held at once."""
+        """The most blocks that tables held at once, since the start or the last `flush`."""
         return self._pool.peak_held
 
     def match(
@@ -377,14 +377,15 @@ class PrefixCache:
         return table
 
     def flush(self) -> int:
-        """Evict all that is unlocked. Returns the number of blocks that became free."""
+        """Evict all that is unlocked, and count the peak anew. Returns how many blocks it freed."""
         num_free = self._pool.num_free
+        self._pool.restart_peak()
         while self._evict_oldest():
             pass
         return self._pool.num_free - num_free
 
     def stats(self) -> dict[str, int]:
-        """Counts now (blocks, nodes) and since the start (the rest)."""
+        """Counts now (blocks, nodes) and since the start (the rest; the peak since a flush)."""
         return {
             "num_blocks": self._pool.num_blocks,
             "num_free": self._pool.num_free,

@@ -42,7 +42,6 @@ class DrawBatch:
     """A feature that no line uses is None, and skipped."""
 
     rows: Tensor  # int64 [num_draws]
-    ones: Tensor  # int64 [num_draws], what a draw adds to its row's count
     biased: Edits | None
     held_back: Edits | None  # tokens that end the output, for rows with min_tokens
     penalized: Lines | None
@@ -116,7 +115,6 @@ class BatchMaker:
         scored = [item for item in asking if item.wishes.num_top is not None]
         return DrawBatch(
             rows=self._int64(rows),
-            ones=torch.ones(len(rows), dtype=torch.int64, device=self.device),
             biased=self._edits(asking, lambda asked: asked.biases),
             held_back=self._edits(asking, lambda asked: asked.held_back),
             penalized=self._lines(penalized, len(rows)),

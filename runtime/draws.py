@@ -4,7 +4,6 @@ Knows nothing of how a token is drawn.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -28,36 +27,40 @@ class Draws:
     """Drawn tokens and what is known of them, line i for rows[i]."""
 
     rows: tuple[int, ...]
-    token_ids: Tensor  # int64 [num_draws], on the device
-    best: Tensor  # float32 [num_draws], the largest logit
+    drawn: Tensor  # int64 [2, num_draws], on the device: token ids, and 1 where there was none
     num_top: tuple[int | None, ...]  # per draw; None: no logprobs asked for
     scores: Scores | None  # of the draws that asked, in their order, as wide as the widest
     followers: Followers | None = None  # None: no line is constrained
     _host: tuple[Tensor, ...] | None = None
     _copied: torch.cuda.Event | None = None
 
+    @property
+    def token_ids(self) -> Tensor:
+        """int64 [num_draws], on the device."""
+        return self.drawn[0]
+
     def start_copy(self) -> None:
         """Send all to the host behind what was launched so far, without waiting for it."""
-        if self.token_ids.device.type != "cpu":
+        if self.drawn.device.type != "cpu":
             self._host = tuple(_to_pinned(part) for part in self._parts())
             self._copied = torch.cuda.current_stream().record_event()
 
     def settle(self) -> None:
         """Wait for the tokens and tell those who follow them; later calls do nothing."""
         if self.followers is not None:
-            self.followers.tell(self._arrived()[0].tolist())
+            self.followers.tell(self._arrived()[0][0].tolist())
 
     def samples(self) -> tuple[Sample, ...]:
         """The draws as plain values: the step's one wait for the device.
 
         A row whose logits held a NaN or +inf, or that had no token left to draw, gets an error.
         """
-        token_ids, best, *scores = (part.tolist() for part in self._arrived())
-        if not scores and all(map(math.isfinite, best)):
+        (token_ids, is_broken), *scores = (part.tolist() for part in self._arrived())
+        if not scores and not any(is_broken):
             samples = list(map(Sample, self.rows, token_ids))
         else:
             scored = zip(*scores, strict=True)
-            lines = zip(self.rows, token_ids, best, self.num_top, strict=True)
+            lines = zip(self.rows, token_ids, is_broken, self.num_top, strict=True)
             samples = [_sample(*line, scored) for line in lines]
         if self.followers is not None:
             for line, standing in self.followers.tell(token_ids).items():
@@ -71,7 +74,7 @@ class Draws:
         return self._parts() if self._host is None else self._host
 
     def _parts(self) -> tuple[Tensor, ...]:
-        return (self.token_ids, self.best, *(self.scores or ()))
+        return (self.drawn, *(self.scores or ()))
 
 
 def token_logprobs(
@@ -95,13 +98,13 @@ def _to_pinned(part: Tensor) -> Tensor:
 def _sample(
     row: int,
     token_id: int,
-    best: float,
+    is_broken: int,
     num_top: int | None,
     scored: Iterator[tuple[float, int, list[int], list[float]]],
 ) -> Sample:
     """Takes a line of `scored` where the draw has one."""
     scores = None if num_top is None else token_logprobs(token_id, *next(scored), num_top)
-    if not math.isfinite(best):
+    if is_broken:
         return Sample(row, token_id, error=NO_TOKEN)
     return Sample(row, token_id, scores)
 

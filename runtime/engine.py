@@ -25,6 +25,7 @@ from zipage_lang.runtime.messages import (
     TokenOutput,
 )
 from zipage_lang.runtime.model_runner import Launched
+from zipage_lang.runtime.policies.registry import PolicyQueries
 from zipage_lang.runtime.request import RequestRefused
 from zipage_lang.runtime.scheduler import Scheduler
 from zipage_lang.runtime.step_plan import StepPlan
@@ -61,7 +62,7 @@ class Engine:
             config.cache,
             config.compression,
             limits,
-            {name: policy.num_queries for name, policy in parts.policies.items()},
+            PolicyQueries(parts.policies, limits.window, parts.query_stats.prepare),
         )
         constraints = Constraints(
             lambda: load_vocabulary(parts.path, limits.vocab_size), limits.eos_token_ids

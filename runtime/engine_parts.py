@@ -5,14 +5,13 @@ Knows nothing of steps, messages or the scheduler.
 
 import dataclasses
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from zipage_lang.kernels.backend import Backend, choose_backend
 from zipage_lang.runtime.compactor import Compactor
-from zipage_lang.runtime.config import EngineConfig, ModelConfig
+from zipage_lang.runtime.config import CompressionConfig, EngineConfig, ModelConfig
 from zipage_lang.runtime.decode_graphs import DecodeGraphs
 from zipage_lang.runtime.host_swap import make_host_swap
 from zipage_lang.runtime.kv_cache import KVCache, KVShape
@@ -35,8 +34,8 @@ from zipage_lang.runtime.memory_sizing import (
 from zipage_lang.runtime.model_runner import ModelRunner
 from zipage_lang.runtime.model_store import resolve_model
 from zipage_lang.runtime.models.registry import LoadedModel, load_dummy_model, load_model
-from zipage_lang.runtime.policies.policy import Policy
-from zipage_lang.runtime.policies.registry import load_policies
+from zipage_lang.runtime.policies.registry import Policies, load_policies
+from zipage_lang.runtime.query_stats import QueryStatsSource, measure_query_stats
 from zipage_lang.runtime.row_tables import RowTables
 from zipage_lang.runtime.sampler import MakeConstraint, Sampler
 
@@ -53,9 +52,10 @@ class EngineParts:
     backend: Backend
     path: Path  # of the model; its name where the weights are random
     loaded: LoadedModel
-    policies: Mapping[str, Policy]
+    policies: Policies
     shape: KVShape
     limits: Limits
+    query_stats: QueryStatsSource  # measured when a policy first needs them
 
 
 def gather_parts(config: EngineConfig, laps: Laps) -> EngineParts:
@@ -71,7 +71,10 @@ def gather_parts(config: EngineConfig, laps: Laps) -> EngineParts:
     laps.end("weights")
     shape = _kv_shape(loaded, dtype)
     limits = _find_limits(config, loaded, shape, policies)
-    parts = EngineParts(config, backend, path, loaded, policies, shape, limits)
+    stats = QueryStatsSource(
+        lambda: measure_query_stats(loaded, shape, backend, [*limits.eos_token_ids, 0][0])
+    )
+    parts = EngineParts(config, backend, path, loaded, policies, shape, limits, stats)
     if backend.device.type == "cuda":
         num_blocks = _measure_blocks(parts, used_before)
         parts = dataclasses.replace(
@@ -103,11 +106,12 @@ def make_runner(
         make_constraint=make_constraint,
     )
     tables = RowTables(config.scheduler.max_running, _max_blocks(parts))
+    compressor = KVCompressor(cache, backend, parts.policies, query_stats=parts.query_stats.get)
     return ModelRunner(
         parts.loaded,
         cache,
         backend,
-        compactor=Compactor(KVCompressor(cache, backend, parts.policies), backend.device),
+        compactor=Compactor(compressor, backend.device),
         sampler=sampler,
         tables=tables,
         host_swap=make_host_swap(cache, limits.num_host_blocks, backend),
@@ -136,7 +140,7 @@ def _kv_shape(loaded: LoadedModel, dtype: torch.dtype) -> KVShape:
 
 
 def _find_limits(
-    config: EngineConfig, loaded: LoadedModel, shape: KVShape, policies: Mapping[str, Policy]
+    config: EngineConfig, loaded: LoadedModel, shape: KVShape, policies: Policies
 ) -> Limits:
     """With the blocks that a CPU gets; a card is measured once the rest is known."""
     cache = config.cache
@@ -145,11 +149,21 @@ def _find_limits(
         num_blocks=unmeasured_blocks(cache, block_bytes),
         num_host_blocks=int(cache.swap_space * GIB) // block_bytes,
         num_query_slots=_num_query_slots(config),
-        window=max(1, *(policy.num_queries for policy in policies.values())),
+        window=_window(config.compression, policies),
         max_model_len=loaded.max_model_len,
         vocab_size=loaded.arch.vocab_size,
         eos_token_ids=list(loaded.arch.eos_token_ids),
     )
+
+
+def _window(compression: CompressionConfig, policies: Policies) -> int:
+    """As many queries as any policy asks for, the engine's default one with its parameters too."""
+    usual = max(1, *(policy.num_queries for policy in policies.values()))
+    try:
+        return max(usual, policies[compression.policy].num_queries)
+    except KeyError:
+        known = ", ".join(sorted(policies))
+        raise ValueError(f"unknown kv policy {compression.policy!r}; known: {known}") from None
 
 
 def _num_query_slots(config: EngineConfig) -> int:

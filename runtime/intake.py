@@ -94,10 +94,16 @@ class Intake:
             )
 
     def _check_policy(self, kv: KVSettings) -> None:
-        if kv.compacts and kv.policy not in self._policy_queries:
+        if not kv.compacts:
+            return
+        try:
+            is_known = kv.policy in self._policy_queries
+        except ValueError as error:  # known, but not with these parameters
+            raise RequestRefused(str(error)) from error
+        if not is_known:
             known = ", ".join(sorted(self._policy_queries))
             raise RequestRefused(f"unknown kv policy {kv.policy!r}; known: {known}")
-        if kv.compacts and kv.policy == "full":
+        if kv.policy == "full":
             raise RequestRefused("kv policy 'full' keeps every token; use it with mode='off'")
 
     def _check_fits(self, message: AddRequest, kv: KVSettings) -> None:

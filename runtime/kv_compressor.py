@@ -11,15 +11,22 @@ On a card a pass is few launches (lay out, score, choose, move), since each cost
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from torch import Tensor
 
-from zipage_lang.kernels.backend import Backend, ScoreBlend, TailQueries, TailRequests, TailRows
+from zipage_lang.kernels.backend import (
+    Backend,
+    ScoreBlend,
+    ScoreTiers,
+    TailQueries,
+    TailRequests,
+    TailRows,
+)
 from zipage_lang.runtime.device_copy import send_array
 from zipage_lang.runtime.kv_cache import KVCache
-from zipage_lang.runtime.policies.policy import Policy, Scores, TailView
+from zipage_lang.runtime.policies.policy import Policy, QueryStats, Scores, TailView
 from zipage_lang.runtime.step_plan import Compaction
 
 # Rows times longest tail of one pass. More spills a CPU's caches; on a card it bounds the scratch
@@ -41,8 +48,10 @@ class KVCompressor:
         backend: Backend,
         policies: Mapping[str, Policy],
         max_pass_slots: int | None = None,
+        query_stats: Callable[[], QueryStats] | None = None,
     ) -> None:
         """max_pass_slots: rows times longest tail of one pass; None: what suits the device.
+        query_stats: asked where a policy needs them; None: no policy may.
 
         Raises ValueError when a policy scores with more queries than the cache's rings hold.
         """
@@ -53,6 +62,7 @@ class KVCompressor:
                     f"query rings hold {cache.window}; build the cache with a larger window"
                 )
         self._cache, self._backend, self._policies = cache, backend, policies
+        self._query_stats = query_stats
         device_type = backend.device.type
         self._max_pass_slots = max_pass_slots or _MAX_PASS_SLOTS[device_type]
         # Views with all layers' blocks (and all layers' ring entries) in one leading axis.
@@ -106,20 +116,16 @@ class KVCompressor:
                 min(layers_per_pass, num_layers - start),
                 self._cache.queries.shape[1],
             )
-            self._compact_rows(policy, rows)
+            self._compact_rows(policy, rows, max(i.tail_len - i.stateful_len for i in batch))
 
-    def _compact_rows(self, policy: Policy, rows: TailRows) -> None:
-        found = policy.score(self._view(rows, policy.num_queries > 0))
+    def _compact_rows(self, policy: Policy, rows: TailRows, max_new: int) -> None:
+        found = policy.score(self._view(policy, rows, max_new))
+        pools = (self._kv, self._score, self._position)
+        protected = (policy.num_recent, policy.num_sinks)
         if isinstance(found, ScoreBlend):
-            self._backend.compact_blend(
-                self._kv,
-                self._score,
-                self._position,
-                rows,
-                found,
-                policy.num_recent,
-                policy.num_sinks,
-            )
+            self._backend.compact_blend(*pools, rows, found, *protected)
+        elif isinstance(found, ScoreTiers):
+            self._backend.compact_tiers(*pools, rows, found, *protected)
         else:
             self._keep_highest(policy, rows, found)
 
@@ -139,7 +145,7 @@ class KVCompressor:
             scores.history,
         )
 
-    def _view(self, rows: TailRows, with_queries: bool) -> TailView:
+    def _view(self, policy: Policy, rows: TailRows, max_new: int) -> TailView:
         rings = (self._ring, self._ring_lse, rows.ring_slots, rows.query_positions)
         return TailView(
             backend=self._backend,
@@ -148,13 +154,22 @@ class KVCompressor:
             slots=rows.slots,
             positions=rows.positions,
             lens=rows.lens,
+            num_keep=rows.num_keep,
+            max_new=max_new,
             stateful_lens=rows.stateful_lens,
             logical_lens=rows.logical_lens,
             layers=rows.layers,
             num_layers=self._cache.shape.num_layers,
             seeds=rows.seeds,
-            queries=TailQueries(*rings) if with_queries else None,
+            queries=TailQueries(*rings) if policy.num_queries > 0 else None,
+            query_stats=self._stats_for(policy),
         )
+
+    def _stats_for(self, policy: Policy) -> QueryStats | None:
+        if not getattr(policy, "needs_query_stats", False):
+            return None
+        assert self._query_stats is not None, f"policy {policy.name!r} needs query statistics"
+        return self._query_stats()
 
     def _send(self, lines: list[list[int]]) -> Tensor:
         """int64 [num_lines, line_len], without waiting for the device."""

@@ -99,6 +99,7 @@ class Sampler:
             self._top_k,
             self._top_p,
             self._min_p,
+            self.last_token_ids,
         )
         self._counts = _TokenCounts(vocab_size, self.device)
         self._make_constraint = make_constraint
@@ -146,12 +147,14 @@ class Sampler:
         followers = self._constrained.mask(logits, rows)
         batch = self._batch_of(tuple(rows))
         edited = self._edit(logits, batch)  # [num_draws, vocab_size]
-        token_ids, best = self.backend.draw_rows(
+        drawn = self.backend.draw_rows(
             edited, batch.rows, self._settings, batch.max_top_k
-        )  # [num_draws] each
-        self._record_tokens(batch, token_ids)
+        )  # [2, num_draws]
+        token_ids = drawn[0]  # [num_draws]
+        if batch.penalized is not None:
+            self._counts.generated[batch.count_slots, batch.penalized.take(token_ids)] += 1
         scores = self._scores(logits, token_ids, batch)
-        draws = Draws(tuple(rows), token_ids, best, batch.num_top, scores, followers)
+        draws = Draws(tuple(rows), drawn, batch.num_top, scores, followers)
         self._constrained.expect(draws)
         return draws
 
@@ -198,12 +201,6 @@ class Sampler:
             self._presence[group.rows],
             self._frequency[group.rows],
         )
-
-    def _record_tokens(self, batch: DrawBatch, token_ids: Tensor) -> None:
-        self.last_token_ids.index_copy_(0, batch.rows, token_ids)
-        self._num_generated.index_add_(0, batch.rows, batch.ones)
-        if batch.penalized is not None:
-            self._counts.generated[batch.count_slots, batch.penalized.take(token_ids)] += 1
 
     def _scores(self, logits: Tensor, token_ids: Tensor, batch: DrawBatch) -> Scores | None:
         if batch.scored is None:

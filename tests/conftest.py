@@ -1,9 +1,11 @@
 """Makes `tests/support/` importable as `test_support`; shares the one real model; test options.
 
 importlib mode keeps the tests' folders off sys.path, so the package is entered by hand, once.
+Tests that run side by side (`make test`) leave each other their cores: one thread each.
 Knows nothing of what the helpers do.
 """
 
+import os
 import pathlib
 import sys
 import types
@@ -13,6 +15,8 @@ import pytest
 _support = types.ModuleType("test_support")
 _support.__path__ = [str(pathlib.Path(__file__).parent / "support")]
 sys.modules.setdefault("test_support", _support)
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

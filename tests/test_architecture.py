@@ -9,6 +9,7 @@ TORCH_FREE = [
     "zipage_lang",
     "zipage_lang.program",
     "zipage_lang.cli",
+    "zipage_lang.evaluation.families",
     "zipage_lang.frontend.llm",
     "zipage_lang.runtime.scheduler",
     "zipage_lang.runtime.messages",

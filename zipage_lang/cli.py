@@ -1,25 +1,23 @@
-"""The `zipage` command: models, a quick generation, a trace's page, the version.
+"""The `zipage` command: models, a quick generation, an evaluation, a trace's page, the version.
 
 Mistakes of the caller become one line on stderr, not a traceback.
 Knows nothing of how models are stored or how an engine runs.
 """
 
-import contextlib
 import importlib.metadata
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from zipage_lang.frontend.errors import ZipageError
+from zipage_lang.evaluation.command import evaluate
 from zipage_lang.frontend.llm import Engine
+from zipage_lang.one_line_errors import one_line_errors
 from zipage_lang.runtime.model_store import list_models, pull_model
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.trace_page import make_page
 
 DEFAULT_MODEL = "smollm2-135m"
-EXIT_USER_ERROR = 2
 
 app = typer.Typer(
     name="zipage",
@@ -30,16 +28,7 @@ app = typer.Typer(
 )
 models_app = typer.Typer(help="Get models and see which are here.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
-
-
-@contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Turn what a caller can mend into one line on stderr and exit code 2."""
-    try:
-        yield
-    except (ValueError, OSError, ZipageError) as error:
-        typer.echo(f"zipage: {error}", err=True)
-        raise typer.Exit(EXIT_USER_ERROR) from error
+app.command("eval")(evaluate)
 
 
 @models_app.command("pull")

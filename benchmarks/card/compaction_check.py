@@ -5,13 +5,11 @@
 Knows nothing of the engine.
 """
 
-import contextlib
 import dataclasses
 import functools
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -238,16 +236,6 @@ class Launches:
         JITFunction.run = self._run
 
 
-@contextlib.contextmanager
-def wide_tiles() -> Iterator[None]:
-    default = scores._chunk_config
-    wide = {"TILE": 128, "TILES": CHUNK // 128, "TILES_PADDED": CHUNK // 128}
-    launch = {"num_warps": 8, "maxnreg": 128}
-    scores._chunk_config = lambda *args: {**default(*args), **wide, **launch}
-    yield
-    scores._chunk_config = default
-
-
 def time_scoring(world: World) -> None:
     kv, slots, queries = world.cache.kv.flatten(0, 1), world.slots(), world.queries()
     shape = (len(slots), SHAPE.num_kv_heads, TAIL)
@@ -263,13 +251,6 @@ def time_scoring(world: World) -> None:
                 scores.mass_and_similarity, kv, slots, at, queries, SCALE, CHUNK, THRESHOLD
             )
             measure(Case(f"scoring, {name} similar, {order}", call, key_bytes))
-            usual = call()
-            with wide_tiles():
-                for found, wanted in zip(call(), usual, strict=True):
-                    apart = ~torch.isclose(found, wanted, rtol=1e-4, atol=1e-5)
-                    if apart.any():
-                        print(f"    {int(apart.sum())} results differ with wide tiles")
-                measure(Case("    128-key tiles, 8 warps", call, key_bytes))
     mass_only = functools.partial(scores.attention_mass, kv, slots, positions, queries, SCALE)
     measure(Case("attention mass alone", mass_only, key_bytes))
 

@@ -31,12 +31,14 @@ SHAPES = {
     "gate_up": (2 * INNER, HIDDEN, True),
     "down": (HIDDEN, INNER, False),
 }
+ADDING = ("o", "down")  # to the residual stream
 HEAD = (151936, HIDDEN, False)
-ROWS = (8, 32, 64, 96, 128, 160, 192)
-CHAIN_ROWS = (8, 64, 96, 128, 160, 192)
-TUNED_ROWS = (128, 96, 192, 160, 64)
+ROWS = (256, 224, 128, 96, 64, 192, 160, 32, 8)
+CHAIN_ROWS = (8, 64, 96, 128, 192, 224, 248, 256)
+TUNED_ROWS = (256, 128, 96, 192, 224)
+EPS = 1e-6
 NUM_CANDIDATES = 14
-CHECK_LIMIT_S, STAGE_LIMIT_S = 25, 60
+CHECK_LIMIT_S, STAGE_LIMIT_S = 40, 100
 HERE = Path(__file__).resolve().parent
 BEST_FILE = Path(tempfile.gettempdir()) / "zipage_products_best.json"
 
@@ -97,6 +99,28 @@ def inputs(name: str, rows: int) -> Tensor:
     return torch.randn(rows, shape_of(name)[1], device="cuda", dtype=torch.bfloat16)
 
 
+def ours(name: str, rows: int) -> Callable[[Any, Any], object]:
+    """A product as a layer runs it, cut by a config: behind a norm, or adding to the stream."""
+    x = inputs(name, rows)
+    if name in ("qkv", "gate_up"):
+        squares = torch.ones(32, rows, device="cuda")
+        return lambda product, config: product.normed(x, squares, EPS, config)
+    if name in ADDING:
+        residual = inputs("qkv", rows)
+        return lambda product, config: product.add(x, residual, config)
+    return lambda product, config: product(x, config)
+
+
+def theirs(name: str, rows: int) -> Callable[[Any], object]:
+    """The same by cuBLAS, with the launch that adds and normalises."""
+    from zipage_lang.kernels import fused_ops
+
+    x, residual = inputs(name, rows), inputs("qkv", rows)
+    if name in ADDING:
+        return lambda product: fused_ops.add_rms_norm(product(x), residual, None, EPS)
+    return lambda product: product(x)
+
+
 def each_us(run: Callable[[Any], object], products: list[Any], repeats: int = 5) -> float:
     """Device time of one product, all layers' weights in turn in one graph."""
     times = max(1, 4 // len(products))
@@ -130,7 +154,8 @@ def candidates(name: str, rows: int) -> list[Any]:
     from zipage_lang.kernels.hopper.library import clusters_held
 
     out_size, in_size, _ = shape_of(name)
-    ranked = ranked_configs(rows, out_size, in_size, clusters_held())
+    adds = name in ADDING
+    ranked = ranked_configs(rows, out_size, in_size, clusters_held(), adds=adds)
     chosen = ranked[: NUM_CANDIDATES // 2]
     seen = {(config.groups, config.sharers) for config in chosen}
     for config in ranked:
@@ -151,21 +176,23 @@ def sweep(weights: dict[str, list[Tensor]], rate: float) -> dict[str, list[Any]]
         out_size, in_size, _ = shape_of(name)
         least = out_size * in_size * 2 / rate
         print(f"{name}: least {least:.1f} us; us (share of copy bandwidth) and the next best cuts")
-        for rows in ROWS if name != "head" else (64, 128):
-            x = inputs(name, rows)
+        for rows in ROWS if name != "head" else (64, 128, 256):
+            mine = ours(name, rows)
             run = {
                 config: tried(
-                    lambda c=config, x=x, name=name: each_us(lambda p: p.run(x, c), hopper[name])
+                    lambda c=config, mine=mine, name=name: each_us(
+                        lambda p: mine(p, c), hopper[name]
+                    )
                 )
                 for config in candidates(name, rows)
             }
             order = sorted(run, key=run.__getitem__)
-            best[f"{name} {rows}"] = list(order[0])
-            cublas_us = tried(lambda x=x, name=name: each_us(lambda p: p(x), cublas[name]))
-            line = f"{rows:4d} cublas {cublas_us:6.1f} ({least / cublas_us:4.0%})"
+            cublas_us = tried(lambda r=rows, n=name: each_us(theirs(n, r), cublas[n]))
             hopper_us = run[order[0]]
+            best[f"{name} {rows}"] = [*order[0], cublas_us < hopper_us]
+            line = f"{rows:4d} cublas {cublas_us:6.1f} ({least / cublas_us:4.0%})"
             line += f" hopper {hopper_us:6.1f} ({least / hopper_us:4.0%}) |"
-            print(line, *(f"{label(config)}={run[config]:.1f}" for config in order[:9]))
+            print(line, *(f"{label(config)}={run[config]:.1f}" for config in order[:7]), flush=True)
     return best
 
 
@@ -196,15 +223,52 @@ def stack_of_layers(products: Products, rows: int) -> Callable[[], Tensor]:
     return work
 
 
+def stream_of_layers(prepared: Products, rows: int) -> Callable[[], Tensor]:
+    """The same as a model runs them: norms and additions in the products that can."""
+    from zipage_lang.kernels import fused_ops
+    from zipage_lang.kernels.products import CardProducts
+    from zipage_lang.kernels.residual_stream import ResidualStream
+
+    ones = torch.ones(HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    start = inputs("qkv", rows)
+
+    def work() -> Tensor:
+        stream = ResidualStream(start, EPS)
+        for index in range(LAYERS):
+            qkv = CardProducts.normed_linear(stream, prepared["qkv"][index])
+            q = qkv[:, :Q_SIZE].view(rows, -1, HEAD_DIM)
+            attended = fused_ops.rms_norm(q, ones, EPS).view(rows, Q_SIZE)
+            CardProducts.add_linear(stream, attended, prepared["o"][index])
+            inner = CardProducts.normed_gated_linear(stream, prepared["gate_up"][index])
+            CardProducts.add_linear(stream, inner, prepared["down"][index])
+        stream.normed(None)
+        return stream.values
+
+    return work
+
+
+def prepared_products(hopper: Products) -> Products:
+    from zipage_lang.kernels.products import PreparedProduct
+
+    return {
+        name: [PreparedProduct(product.weight, None, product, None) for product in stack]
+        for name, stack in hopper.items()
+    }
+
+
 def use_best(best: dict[str, Any]) -> None:
     """Let the sweep's results be what is chosen."""
     from zipage_lang.kernels.hopper import choose
 
-    for key, config in best.items():
+    lost = set()
+    for key, (*config, is_cublas_faster) in best.items():
         name, rows = key.split()
         out_size, in_size, _ = shape_of(name)
         shape = choose.padded_rows(int(rows)), out_size, in_size
         choose.MEASURED[shape] = tuple(config)
+        if is_cublas_faster:
+            lost.add(shape)
+    choose.CUBLAS_IS_FASTER = frozenset(lost)
     choose.choose_config.cache_clear()
 
 
@@ -212,13 +276,18 @@ def chain(weights: dict[str, list[Tensor]], rate: float) -> None:
     all_bytes = sum(weight.nbytes for name in SHAPES for weight in weights[name])
     least = all_bytes / rate / 1e3
     print(f"stack of {LAYERS} layers without attention: least {least:.2f} ms; ms (share), distance")
-    variants = {"cublas": cublas_products(weights), "hopper": hopper_products(weights)}
+    hopper = hopper_products(weights)
+    variants = {
+        "cublas": (stack_of_layers, cublas_products(weights)),
+        "ours, norms apart": (stack_of_layers, hopper),
+        "ours, norms inside": (stream_of_layers, prepared_products(hopper)),
+    }
     for rows in CHAIN_ROWS:
         line, reference = f"{rows:4d}", None
-        for name, products in variants.items():
+        for name, (stack, products) in variants.items():
             torch.manual_seed(rows)
             try:
-                work = stack_of_layers(products, rows)
+                work = stack(products, rows)
                 out = work().double()
                 reference = out if reference is None else reference
                 distance = ((out - reference).norm() / reference.norm()).item()
@@ -229,45 +298,56 @@ def chain(weights: dict[str, list[Tensor]], rate: float) -> None:
                     raise
                 continue
             line += f"  {name} {ms:.3f} ({least / ms:.0%}) {distance:.0e}"
-        print(line)
+        print(line, flush=True)
 
 
 class Fixed:
-    """A Hopper product cut in one way, or cuBLAS where there is no cut."""
+    """A Hopper product cut in one way, or left to cuBLAS where there is no cut."""
 
-    def __init__(self, product: Any, cublas: CublasProduct, config: Any) -> None:
-        self.product, self.cublas, self.config = product, cublas, config
+    def __init__(self, product: Any, config: Any) -> None:
+        self.product, self.config = product, config
+
+    def takes_rows(self, x: Tensor) -> bool:
+        return self.config is not None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.cublas(x) if self.config is None else self.product.run(x, self.config)
+        return self.product(x, self.config)
+
+    def normed(self, x: Tensor, squares: Tensor, eps: float) -> Tensor:
+        return self.product.normed(x, squares, eps, self.config)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return self.product.add(x, residual, self.config)
 
 
 def tune(weights: dict[str, list[Tensor]]) -> None:
     """The cuts that make the whole stack fastest, one product after the other, twice around."""
     from zipage_lang.kernels.hopper.choose import choose_config, ranked_configs
     from zipage_lang.kernels.hopper.library import clusters_held
+    from zipage_lang.kernels.products import PreparedProduct
 
-    hopper, cublas, held = hopper_products(weights), cublas_products(weights), clusters_held()
+    hopper, held = hopper_products(weights), clusters_held()
 
     def stack_ms(cuts: dict[str, Any], rows: int) -> float:
         products = {
             name: [
-                Fixed(*pair, cuts[name]) for pair in zip(hopper[name], cublas[name], strict=True)
+                PreparedProduct(product.weight, None, Fixed(product, cuts[name]), None)
+                for product in hopper[name]
             ]
             for name in SHAPES
         }
-        work = stack_of_layers(products, rows)
+        work = stream_of_layers(products, rows)
         graph = capture(work, warmups=1)
         return min(event_ms(graph.replay, 8) for _ in range(2))
 
     for rows in TUNED_ROWS:
         cuts: dict[str, Any] = {}
         for name, (out_size, in_size, _) in SHAPES.items():
-            cuts[name] = choose_config(rows, out_size, in_size, held)
+            cuts[name] = choose_config(rows, out_size, in_size, held, adds=name in ADDING)
         best = first = tried(partial(stack_ms, cuts, rows))
         for name in ("gate_up", "down", "o", "qkv", "o"):
             out_size, in_size, _ = SHAPES[name]
-            ranked = ranked_configs(rows, out_size, in_size, held)[:5]
+            ranked = ranked_configs(rows, out_size, in_size, held, adds=name in ADDING)[:5]
             for config in [*ranked, None]:
                 ms = tried(partial(stack_ms, {**cuts, name: config}, rows))
                 if ms < best - 0.004:
@@ -291,11 +371,15 @@ def stage_sweep() -> None:
     best = sweep(weights, rate)
     BEST_FILE.write_text(json.dumps(best))
     print("MEASURED = {")
-    for key, config in best.items():
+    lost = []
+    for key, (*config, is_cublas_faster) in best.items():
         name, rows = key.split()
         shape = padded_rows(int(rows)), *shape_of(name)[:2]
         print(f"    {shape}: {tuple(config)},")
+        if is_cublas_faster:
+            lost.append(shape)
     print("}")
+    print("CUBLAS_IS_FASTER = frozenset({", *(f"    {shape}," for shape in lost), "})", sep="\n")
 
 
 def stage_chain() -> None:

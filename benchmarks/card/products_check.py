@@ -9,19 +9,18 @@ import random
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from timing import capture
 from torch import Tensor
 
-from zipage_lang.kernels import fused_ops
 from zipage_lang.kernels.hopper.choose import ranked_configs
 from zipage_lang.kernels.hopper.library import clusters_held
 from zipage_lang.kernels.hopper.linear import HopperLinear
 
-ROWS = (1, 3, 8, 17, 64, 100, 128, 129, 191, 192)
+ROWS = (1, 3, 8, 17, 64, 100, 128, 129, 191, 192, 223, 256)
+EPS = 1e-6
 # name: (out_size, in_size, gated, with bias)
 SHAPES = {
     "qkv 8B": (6144, 4096, False, False),
@@ -36,8 +35,9 @@ SHAPES = {
     "odd gated": (320, 192, True, False),
     "one tile": (64, 64, False, False),
 }
-MAX_CONFIGS = 6  # cuts of each (shape, rows) beside the chosen one
-CHECK_S = 15  # then no new case starts
+Run = Callable[[HopperLinear, Tensor, Tensor, Any], list[Tensor]]
+MAX_CONFIGS = 5  # cuts of each (shape, rows) beside the chosen one
+CHECK_S = 28  # then no new case starts
 
 
 def expected(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
@@ -63,16 +63,32 @@ def poison(like: Tensor) -> None:
     torch.full_like(like, float("nan"))
 
 
-def cases_of(product: HopperLinear, num_rows: int, choice: random.Random) -> list[Any]:
-    """Ways to run a product: (label, function of x)."""
-    ranked = ranked_configs(num_rows, *product.weight.shape, clusters_held())
-    picked = choice.sample(ranked, min(MAX_CONFIGS, len(ranked)))
-    return [("chosen", product)] + [
-        (str(config), partial(product.run, config=config)) for config in picked
-    ]
+def cases_of(product: HopperLinear, num_rows: int, run: Run, choice: random.Random) -> list[Any]:
+    """Cuts to try; None is the chosen one."""
+    ranked = ranked_configs(num_rows, *product.weight.shape, clusters_held(), adds=run is added)
+    return [None, *choice.sample(ranked, min(MAX_CONFIGS, len(ranked)))]
 
 
-def check_shape(name: str, deadline: float) -> tuple[int, int, float]:
+def plain(product: HopperLinear, x: Tensor, residual: Tensor, config: Any) -> list[Tensor]:
+    return [product(x, config)]
+
+
+def normed(product: HopperLinear, x: Tensor, residual: Tensor, config: Any) -> list[Tensor]:
+    """Squares in 5 parts, of which the sum counts."""
+    parts = x.float().square().tensor_split(5, dim=1)
+    return [product.normed(x, torch.stack([part.sum(1) for part in parts]), EPS, config)]
+
+
+def added(product: HopperLinear, x: Tensor, residual: Tensor, config: Any) -> list[Tensor]:
+    """With what the squares say that the stream's rms is, beside what it is."""
+    total, squares = product.add(x, residual, config)
+    true = total.float().square().sum(1)
+    if not ((squares.sum(0) - true).abs() <= 1e-5 * true).all():
+        total.fill_(float("nan"))
+    return [total, squares]
+
+
+def check_shape(name: str, run: Run, deadline: float) -> tuple[int, int, float]:
     out_size, in_size, gated, with_bias = SHAPES[name]
     seed = random.randrange(2**31)
     torch.manual_seed(seed)
@@ -81,36 +97,43 @@ def check_shape(name: str, deadline: float) -> tuple[int, int, float]:
     weight = torch.randn(out_size, in_size, **kinds) * in_size**-0.5
     bias = torch.randn(out_size, **kinds) if with_bias else None
     xs = torch.randn(max(ROWS), in_size, **kinds)
-    reference = expected(xs, weight, bias, gated)
+    residuals = torch.randn(max(ROWS), out_size, **kinds) * 4
+    inputs = xs.double()
+    if run is normed:
+        inputs = inputs * (inputs.square().mean(1, keepdim=True) + EPS).rsqrt()
+    reference = expected(inputs, weight, bias, gated)
+    if run is added:
+        reference += residuals.double()
     product = HopperLinear.prepare(weight, bias, gated)
     num_run, num_wrong, largest = 0, 0, 0.0
     for num_rows in ROWS:
-        x = xs[:num_rows].clone()
-        for label, run in cases_of(product, num_rows, choice):
+        x, residual = xs[:num_rows].clone(), residuals[:num_rows].clone()
+        for label in cases_of(product, num_rows, run, choice):
             if time.perf_counter() > deadline:
                 print(f"  {name}: out of time at {num_rows} rows")
                 return num_run, num_wrong, largest
             try:
-                first = run(x)
-                poison(first)
-                again = run(x)
+                first = run(product, x, residual, label)
+                for one in first:
+                    poison(one)
+                again = run(product, x, residual, label)
             except RuntimeError as error:
                 if "CUDA error" in str(error) or "code 7" in str(error):
                     raise
-                print(f"  {name} rows={num_rows} {label}: {error}")
+                print(f"  {name} {run.__name__} rows={num_rows} {label}: {error}")
                 num_wrong += 1
                 continue
-            error = worst(again, reference[:num_rows])
-            same = torch.equal(first, again)
+            error = worst(again[0], reference[:num_rows])
+            same = all(torch.equal(*pair) for pair in zip(first, again, strict=True))
             num_run, largest = num_run + 1, max(largest, error)
             if error > 1 or not same:
                 num_wrong += 1
                 if num_wrong <= 6:
-                    where = (again.double() - reference[:num_rows]).abs().argmax().item()
-                    row, column = divmod(where, again.shape[1])
+                    where = (again[0].double() - reference[:num_rows]).abs().argmax().item()
+                    row, column = divmod(where, again[0].shape[1])
                     print(
-                        f"  WRONG {name} rows={num_rows} {label}: error {error:.3g} of allowed at"
-                        f" [{row}, {column}], same twice {same}, seed {seed}"
+                        f"  WRONG {name} {run.__name__} rows={num_rows} {label}: error {error:.3g}"
+                        f" of allowed at [{row}, {column}], same twice {same}, seed {seed}"
                     )
     return num_run, num_wrong, largest
 
@@ -125,7 +148,6 @@ def check_order(num_rows: int) -> None:
         ups.append(HopperLinear.prepare(up, None, True))
         down = torch.randn(hidden, inner, **kinds) / inner**0.5
         downs.append(HopperLinear.prepare(down, None))
-    scale = torch.ones(hidden, **kinds)
     source, x = torch.randn(num_rows, hidden, **kinds), torch.empty(num_rows, hidden, **kinds)
     other = torch.randn(8192, 8192, **kinds)
 
@@ -133,13 +155,11 @@ def check_order(num_rows: int) -> None:
         x.fill_(float("nan"))
         other.add_(0.0)  # slow, so that whoever does not wait for its predecessor reads NaN
         x.copy_(source)
-        residual, normed = x, x
+        residual, squares = x, x.float().square().sum(1)[None]
         for up, down in zip(ups, downs, strict=True):
-            fed = up(normed)
+            fed = up.normed(residual, squares, EPS)
             between()
-            fed = down(fed)
-            between()
-            normed, residual = fused_ops.add_rms_norm(fed, residual, scale, 1e-6)
+            residual, squares = down.add(fed, residual)
             between()
         return residual
 
@@ -154,20 +174,30 @@ def check_order(num_rows: int) -> None:
     print(f"  graph order, {num_rows} rows: {wrong} of 30 replays differ, NaN {bad}")
 
 
+def every_case() -> list[tuple[str, Run]]:
+    """Small shapes first, so that a shape of a model finds them right."""
+    cases = [(name, run) for name in SHAPES for run in (plain, normed, added)]
+    allowed = [case for case in cases if not (case[1] is added and SHAPES[case[0]][2])]
+    return sorted(allowed, key=lambda case: SHAPES[case[0]][0] * SHAPES[case[0]][1])
+
+
 def main() -> None:
     started = time.perf_counter()
     print("right?")
     deadline = started + CHECK_S
-    for num_rows in (8, 128, 192):
+    for num_rows in (8, 128, 192, 256):
         try:
             check_order(num_rows)
         except Exception:
             traceback.print_exc()
             return
-    for name in SHAPES:
+    for name, run in every_case():
         try:
-            num_run, num_wrong, largest = check_shape(name, deadline)
-            print(f"  {name}: {num_run} runs, {num_wrong} wrong, error {largest:.2f} of allowed")
+            num_run, num_wrong, largest = check_shape(name, run, deadline)
+            print(
+                f"  {name} {run.__name__}: {num_run} runs, {num_wrong} wrong,"
+                f" error {largest:.2f} of allowed"
+            )
         except Exception:
             traceback.print_exc()
             if "CUDA" in traceback.format_exc():

@@ -1,19 +1,24 @@
-"""Runs every kernel that touches the KV cache once, small: `sanitize.sh` runs it under a sanitizer.
+"""Runs every kernel of a compaction once, small: `sanitize.sh` runs it under a sanitizer.
 
-Knows nothing of what the results should be; the tests know.
+Inputs are drawn on the CPU, so that few kernels of others run beside ours. Knows nothing of what
+the results should be; the tests know.
 """
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import kernels_b
 
-from zipage_lang.kernels import kv_store
+from zipage_lang.kernels import kv_store, scores
+from zipage_lang.kernels.backend import TailQueries
+from zipage_lang.kernels.hopper import scoring
 from zipage_lang.runtime.kv_cache import KVCache
 from zipage_lang.runtime.kv_compressor import KVCompressor
 from zipage_lang.runtime.policies.random import Random
@@ -22,13 +27,21 @@ from zipage_lang.runtime.step_plan import BlockCopy, Compaction
 
 SHAPE = dataclasses.replace(kernels_b.SHAPE, num_layers=2)
 LENS, WINDOW, BLOCK_SIZE = (304, 17), 16, 16
+SCALE, THRESHOLD = 0.1, 0.5
+SCORED = [  # heads, group, head_dim, chunk, rows, tail_len, weight of a direction all keys share
+    (8, 4, 128, 256, 1, 300, 0.0),
+    (3, 3, 64, 100, 2, 230, 0.6),
+    (2, 4, 128, 256, 1, 257, 1.0),
+    (8, 4, 128, 256, 50, 700, 3.0),  # a CTA has four chunks, so that it tries the newest keys alone
+    (8, 4, 128, 256, 50, 700, 1.0),
+]
 
 
 def stores(cache: KVCache) -> None:
     """Two tokens, one of them padding, and two queries, one of them padding."""
-    k, v = torch.randn(2, 2, 8, 128, dtype=torch.bfloat16, device="cuda").unbind(0)
+    k, v = torch.randn(2, 2, 8, 128).bfloat16().cuda().unbind(0)
     slots = torch.tensor([5, -1], device="cuda")
-    q, lse = torch.randn(2, 32, 128, device="cuda").bfloat16(), torch.zeros(2, 32, device="cuda")
+    q, lse = torch.randn(2, 32, 128).bfloat16().cuda(), torch.zeros(2, 32, device="cuda")
     tokens = torch.arange(2, device="cuda")
     for layer in range(SHAPE.num_layers):
         kv_store.store_kv(cache.kv[layer], slots, k, v)
@@ -67,26 +80,71 @@ def compactions(policy: str) -> tuple[Compaction, ...]:
     return tuple(items)
 
 
+def compact(dtype: torch.dtype) -> None:
+    cache = KVCache(
+        dataclasses.replace(SHAPE, dtype=dtype),
+        num_blocks=26,
+        block_size=BLOCK_SIZE,
+        num_query_slots=2,
+        window=WINDOW,
+        device=torch.device("cuda"),
+    )
+    cache.kv.copy_(torch.randn(cache.kv.shape))
+    cache.queries.copy_(torch.randn(cache.queries.shape))
+    if dtype == torch.bfloat16:
+        stores(cache)
+    policies = {policy.name: policy for policy in (Zipage(), Random())}
+    compressor = KVCompressor(cache, kernels_b.CompactionKernels(), policies)
+    for name in policies:
+        compressor.run(compactions(name))
+
+
+def draw_tail(
+    heads: int, group: int, head_dim: int, num_rows: int, tail_len: int, shared: float
+) -> tuple[Tensor, Tensor, Tensor, TailQueries]:
+    """Rows that all have the same slots, shuffled, one of them a hole; positions in order."""
+    num_blocks = -(-tail_len // BLOCK_SIZE)
+    shape = (num_blocks, 2, BLOCK_SIZE, heads, head_dim)
+    kv = torch.randn(shape) + shared * torch.randn(1, 2, 1, heads, head_dim)
+    slots = torch.randperm(num_blocks * BLOCK_SIZE)[:tail_len].repeat(num_rows, 1)
+    slots[:, tail_len // 2] = -1
+    positions = torch.arange(tail_len, dtype=torch.int32).repeat(num_rows, heads, 1)
+    ring = torch.randn(WINDOW, heads * group, head_dim)
+    queries = TailQueries(
+        ring.bfloat16().cuda(),
+        torch.full((WINDOW, heads * group), 8.0).cuda(),
+        torch.arange(WINDOW).repeat(num_rows, 1).cuda(),
+        torch.arange(tail_len - WINDOW, tail_len).repeat(num_rows, 1).cuda(),
+    )
+    return kv.bfloat16().cuda(), slots.cuda(), positions.cuda(), queries
+
+
+def score() -> None:
+    """The Hopper kernel for all sizes, Triton's for the first ones; then their combination."""
+    for heads, group, head_dim, chunk, num_rows, tail_len, shared in SCORED:
+        tail = draw_tail(heads, group, head_dim, num_rows, tail_len, shared)
+        rest = (SCALE, chunk, THRESHOLD)
+        assert scoring.takes(tail[0], tail[3], chunk), "the Hopper kernels are not there"
+        mass, similarity = scoring.mass_and_similarity(*tail, *rest)
+        if num_rows == 1:
+            scores.mass_and_similarity_by_triton(*tail, *rest)
+            lens = torch.tensor([tail_len], device="cuda")
+            scores.combine_scores(
+                mass, similarity, mass, lens, lens > 0,
+                decay=0.8, pool_kernel=5, temperature=0.4, mass_weight=0.2,
+            )  # fmt: skip
+        torch.cuda.synchronize()
+        assert math.isfinite(float(mass.cpu().sum())), "a score is no number"
+
+
 def main() -> None:
+    torch.manual_seed(0)
     for dtype in (torch.bfloat16, torch.float32):
-        cache = KVCache(
-            dataclasses.replace(SHAPE, dtype=dtype),
-            num_blocks=26,
-            block_size=BLOCK_SIZE,
-            num_query_slots=2,
-            window=WINDOW,
-            device=torch.device("cuda"),
-        )
-        cache.kv.normal_()
-        cache.queries.normal_()
-        if dtype == torch.bfloat16:
-            stores(cache)
-        policies = {policy.name: policy for policy in (Zipage(), Random())}
-        compressor = KVCompressor(cache, kernels_b.CompactionKernels(), policies)
-        for name in policies:
-            compressor.run(compactions(name))
+        compact(dtype)
+    score()
     torch.cuda.synchronize()
-    print("ran: store_kv, store_queries, copy_blocks, scoring, choosing, selecting, hole filling")
+    print("ran: store_kv, store_queries, copy_blocks, expand_tails, scoring by our kernel and by "
+          "Triton's, combine_scores, choosing, selecting, hole filling")  # fmt: skip
 
 
 if __name__ == "__main__":

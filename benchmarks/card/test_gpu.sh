@@ -35,34 +35,13 @@ gpu_tests() { # part, pytest's arguments
     [ $status -eq 0 ] || failed=1
 }
 
-# Small cases, without PyTorch's allocator between an access and the end of its tensor.
-sanitized() {
-    local tool started status
-    local small='not tail_lens4 and not tail_lens6 and not tail_lens7 and not two_to_the_31'
-    small="$small and not (test_select and tail_lens2)"
-    for tool in memcheck racecheck; do
-        started=$SECONDS
-        PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout "${SANITIZER_SECONDS:-200}" compute-sanitizer \
-            --tool $tool --error-exitcode 9 --print-limit 20 --target-processes all \
-            python3 -P -m pytest -m gpu -p no:cacheprovider -rs --tb=line \
-            tests/kernels/triton/test_compact.py tests/kernels/triton/test_select.py \
-            tests/kernels/triton/test_scores.py -k "$small" \
-            > "$OUT/tests-$tool.log" 2>&1
-        status=$?
-        echo "== compute-sanitizer $tool: exit $status after $((SECONDS - started)) s"
-        grep -E 'ERROR SUMMARY|RACECHECK SUMMARY|Invalid|Race reported|passed|failed|not supported' \
-            "$OUT/tests-$tool.log" | head -20
-        [ $status -eq 0 ] || failed=1
-    done
-}
-
 failed=0
 for part in "$@"; do
     case $part in
         kernels) gpu_tests kernels "${spread[@]}" tests/kernels ;;
         engine) gpu_tests engine "${spread[@]}" tests/end_to_end/test_card_equality.py ;;
         soak) gpu_tests soak -s --soak-seconds "${SOAK_SECONDS:-20}" tests/end_to_end/test_soak.py ;;
-        sanitizer) sanitized ;;
+        sanitizer) bash benchmarks/card/sanitize.sh || failed=1 ;;
         *) gpu_tests "$(basename "${part%%.py*}")" "$part" ;;
     esac
 done

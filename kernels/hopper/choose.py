@@ -10,9 +10,12 @@ from typing import NamedTuple
 BLOCK_K = 64
 GROUP_ROWS = 64
 MAX_CLUSTER = 8
-ROW_SIZES = (16, 32, 64, 96, 128, 160, 192)
-MAX_ROWS = ROW_SIZES[-1]  # above, a product is bound by arithmetic and cuBLAS is faster
-MAX_ROWS_BY_GROUPS = {1: 192, 2: 192, 3: 192, 4: 128}  # what the library has kernels for
+ROW_SIZES = (16, 32, 64, 96, 128, 160, 192, 224, 256)
+MAX_ROWS = ROW_SIZES[-1]
+MAX_ROWS_BY_GROUPS = {1: 256, 2: 256, 3: 256, 4: 128}  # what the library has kernels for
+# Above as many rows three warpgroups have no registers left for splits or for adding to a stream.
+MAX_SPLIT_ROWS_OF_3_GROUPS = 192
+MAX_UNMEASURED_ROWS = 192  # above, arithmetic binds: cuBLAS, unless ours was measured
 # Clusters of each size from 0 that an H200 holds at once if its GPCs have 16 or 18 SMs.
 CLUSTERS_HELD = (0, 132, 66, 40, 32, 24, 16, 16, 16)
 
@@ -80,33 +83,67 @@ MEASURED: dict[tuple[int, int, int], tuple[int, int, int]] = {
     (128, 151936, 4096): (3, 1, 1),
 }
 
+# (padded rows, out_size, in_size) at which cuBLAS was faster than the best cut.
+CUBLAS_IS_FASTER: frozenset[tuple[int, int, int]] = frozenset()
+
+
+def beats_cublas(num_rows: int, out_size: int, in_size: int) -> bool:
+    """Whether our kernel, cut by `choose_config`, is the one to use."""
+    if num_rows > MAX_ROWS:
+        return False
+    case = padded_rows(num_rows), out_size, in_size
+    if case in CUBLAS_IS_FASTER:
+        return False
+    return num_rows <= MAX_UNMEASURED_ROWS or case in MEASURED
+
 
 @functools.cache
 def choose_config(
-    num_rows: int, out_size: int, in_size: int, held: tuple[int, ...] = CLUSTERS_HELD
+    num_rows: int,
+    out_size: int,
+    in_size: int,
+    held: tuple[int, ...] = CLUSTERS_HELD,
+    *,
+    adds: bool = False,
 ) -> HopperConfig:
     """The cut expected to be fastest for x [num_rows, in_size] and a weight [out_size, in_size].
 
     Args:
         held: how many clusters of each size the card holds at once, by size from 0.
+        adds: whether the product adds to a stream.
 
     Raises ValueError above MAX_ROWS.
     """
-    measured = MEASURED.get((padded_rows(num_rows), out_size, in_size))
-    if measured is not None:
+    rows = padded_rows(num_rows)
+    measured = MEASURED.get((rows, out_size, in_size))
+    if measured is not None and _has_registers(rows, HopperConfig(*measured), adds):
         return HopperConfig(*measured)
-    return ranked_configs(num_rows, out_size, in_size, held)[0]
+    return ranked_configs(num_rows, out_size, in_size, held, adds=adds)[0]
 
 
 def ranked_configs(
-    num_rows: int, out_size: int, in_size: int, held: tuple[int, ...] = CLUSTERS_HELD
+    num_rows: int,
+    out_size: int,
+    in_size: int,
+    held: tuple[int, ...] = CLUSTERS_HELD,
+    *,
+    adds: bool = False,
 ) -> list[HopperConfig]:
     """All possible cuts, by expected time."""
-    possible = _possible(padded_rows(num_rows), out_size, in_size)
-    configs = [config for config in possible if held[config.cluster_size] > 0]
+    rows = padded_rows(num_rows)
+    configs = [
+        config
+        for config in _possible(rows, out_size, in_size)
+        if held[config.cluster_size] > 0 and _has_registers(rows, config, adds)
+    ]
     return sorted(
         configs, key=lambda config: expected_us(config, num_rows, out_size, in_size, held)
     )
+
+
+def _has_registers(rows: int, config: HopperConfig, adds: bool) -> bool:
+    is_plain = config.splits == 1 and not adds
+    return is_plain or config.groups != 3 or rows <= MAX_SPLIT_ROWS_OF_3_GROUPS
 
 
 def _possible(rows: int, out_size: int, in_size: int) -> Iterator[HopperConfig]:

@@ -1,4 +1,5 @@
-// From accumulators to out: straight from registers, or summed over the splits of a cluster.
+// From accumulators to out: straight from registers, or summed over the splits of a cluster; norms and
+// residuals on the way.
 // Knows nothing of how the accumulators came about.
 //
 // A warp holds kWarpM weight rows by kRows rows of x; lane l's acc[4j + 2h + c] is weight row
@@ -12,6 +13,41 @@ namespace zl {
 
 __device__ __forceinline__ float silu_times(float gate, float up) {
     return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+}
+
+// 1 / rms of every row of x, from the sums of squares of its parts, added in their order.
+template <int kThreads>
+__device__ __forceinline__ void find_row_scales(float* scales, const Params& p, int thread) {
+    constexpr int kAtOnce = 16;
+    for (int row = thread; row < p.rows; row += kThreads) {
+        const float* at = p.in_squares + row;
+        float sum = 0.0f;
+        for (int first = 0; first < p.num_in_squares; first += kAtOnce) {
+            float parts[kAtOnce];
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                const int64_t offset = static_cast<int64_t>(first + i) * p.rows;
+                parts[i] = first + i < p.num_in_squares ? load_from_l2(at + offset) : 0.0f;
+            }
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) sum += parts[i];
+        }
+        scales[row] = rsqrtf(sum * p.mean_factor + p.eps);
+    }
+}
+
+// Rows of x that are not there have any scale: nothing of them is stored.
+template <int kRows>
+__device__ __forceinline__ void scale_rows(float (&acc)[kRows / 2], const float* scales, int lane) {
+    const float2* pairs = reinterpret_cast<const float2*>(scales) + lane % 4;
+#pragma unroll
+    for (int i = 0; i < kRows / 2; i += 4) {
+        const float2 scale = pairs[i];
+        acc[i] *= scale.x;
+        acc[i + 1] *= scale.y;
+        acc[i + 2] *= scale.x;
+        acc[i + 3] *= scale.y;
+    }
 }
 
 template <int kRows>
@@ -36,10 +72,37 @@ __device__ __forceinline__ uint2 gather_pairs(uint32_t first, uint32_t second, i
     return odd ? make_uint2(received, second) : make_uint2(first, received);
 }
 
-// Without it the compiler computes all addresses of an unrolled loop ahead, in as many registers.
-template <class T>
-__device__ __forceinline__ void compute_in_place(T*& pointer) {
-    asm volatile("" : "+l"(pointer));
+// What `gather_pairs` was given.
+__device__ __forceinline__ uint2 scatter_pairs(uint2 values, int lane) {
+    const bool odd = lane & 1;
+    const uint32_t received = __shfl_xor_sync(0xFFFFFFFF, odd ? values.x : values.y, 1);
+    return odd ? make_uint2(received, values.y) : make_uint2(values.x, received);
+}
+
+// Accumulators to start from: `store_plain` backwards. All loads are on their way before the first is
+// needed; in registers that the accumulators take over.
+template <int kRows>
+__device__ __forceinline__ void load_residual(float (&acc)[kRows / 2], const Params& p,
+                                              int weight_row, int lane) {
+    int row = lane / 4;
+    const __nv_bfloat16* at = p.residual + static_cast<int64_t>(row) * p.residual_stride +
+                              weight_row + (lane & 1) * 8 + ((lane >> 1) & 1) * 4;
+    uint2 loaded[kRows / 8];
+#pragma unroll
+    for (int j = 0; j < kRows / 8; ++j, row += 8, at += 8 * p.residual_stride) {
+        compute_in_place(at);
+        loaded[j] = row < p.rows ? load_four_from_l2(at) : make_uint2(0, 0);
+    }
+#pragma unroll
+    for (int j = 0; j < kRows / 8; ++j) {
+        const uint2 pairs = scatter_pairs(loaded[j], lane);
+        const float2 low = unpack_bf16(transpose_8x8(pairs.x));
+        const float2 high = unpack_bf16(transpose_8x8(pairs.y));
+        acc[4 * j] = low.x;
+        acc[4 * j + 1] = low.y;
+        acc[4 * j + 2] = high.x;
+        acc[4 * j + 3] = high.y;
+    }
 }
 
 __device__ __forceinline__ __nv_bfloat16* out_at(const Params& p, int row, int column) {
@@ -160,6 +223,45 @@ __device__ __forceinline__ void reduce_splits(uint32_t partials, const Params& p
         const int start = p.gated ? tile_start / 2 : tile_start;
         store_four(out_at(p, row, start + column),
                    make_uint2(pack_bf16(value.x, value.y), pack_bf16(value.z, value.w)));
+    }
+}
+
+__device__ __forceinline__ float sum_of_squares(uint32_t pair) {
+    const float2 values = unpack_bf16(pair);
+    return values.x * values.x + values.y * values.y;
+}
+
+// As reduce_splits, for a product that adds to the residual stream (one split too): half a warp has a row
+// of the tile, so that its squares meet in one thread in an order that never changes.
+template <int kGroups>
+__device__ __forceinline__ void finish_stream(uint32_t partials, const Params& p, int tile_start,
+                                              int split, int sharer, int thread) {
+    constexpr int kPitch = Partials<kGroups>::kPitch;
+    constexpr int kLanes = 16;
+    constexpr int kRowStep = kGroups * 128 / kLanes;
+    if (tile_start >= p.weight_rows) return;
+    float* const squares_out = p.out_squares + tile_start / (kGroups * kGroupM) * p.rows;
+    const uint32_t own_half = 0xFFFFu << (thread & kLanes);
+    const int lane = thread % kLanes;
+    const int end_row = p.rows * (split + 1) / p.splits;
+    for (int row = p.rows * split / p.splits + thread / kLanes; row < end_row; row += kRowStep) {
+        float squares = 0.0f;
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+            const int column = group * kGroupM + lane * 4;
+            if (tile_start + column >= p.weight_rows) continue;
+            const uint32_t address = partials + (row * kPitch + column) * sizeof(float);
+            const float4 value = load_and_sum(address, p, sharer);
+            const uint2 stored =
+                make_uint2(pack_bf16(value.x, value.y), pack_bf16(value.z, value.w));
+            store_four(out_at(p, row, tile_start + column), stored);
+            squares += sum_of_squares(stored.x) + sum_of_squares(stored.y);
+        }
+#pragma unroll
+        for (int step = kLanes / 2; step > 0; step /= 2) {
+            squares += __shfl_xor_sync(own_half, squares, step);
+        }
+        if (lane == 0) squares_out[row] = squares;
     }
 }
 

@@ -22,6 +22,8 @@ _SIGNATURES: dict[str, tuple[list[type], type]] = {
             *(_pointer, _int, _int),  # weight
             *(_pointer, _int),  # x
             *(_pointer, _int, _pointer),  # out, bias
+            *(_pointer, _int, _pointer),  # residual, out_squares
+            *(_pointer, _int, ctypes.c_float),  # in_squares, eps
             *[_int] * 5,  # rows, gated, groups, splits, sharers
             _pointer,  # stream
         ],

@@ -8,11 +8,11 @@ namespace zl {
 namespace {
 
 constexpr int kMaxGroups = 4;
-constexpr int kRowSizes[] = {16, 32, 64, 96, 128, 160, 192};
+constexpr int kRowSizes[] = {16, 32, 64, 96, 128, 160, 192, 224, 256};
 constexpr int kNumRowSizes = sizeof(kRowSizes) / sizeof(kRowSizes[0]);
 constexpr int kMaxRows = kRowSizes[kNumRowSizes - 1];
 constexpr int kMaxCluster = 8;
-constexpr int kMaxDynamicBytes = 226 * 1024;
+constexpr int kMaxDynamicBytes = 225 * 1024;  // the card allows 227, of which 2 are static
 constexpr int kStageRoom = 208 * 1024;  // the rest is for the next kernel's small CTAs
 
 enum Code : int {
@@ -22,6 +22,7 @@ enum Code : int {
     kBadConfig = 1003,
     kNoMap = 1004,
     kTooMuchShared = 1005,
+    kBadStream = 1006,
 };
 
 using Kernel = void (*)(CUtensorMap, CUtensorMap, Params);
@@ -29,12 +30,13 @@ using Kernel = void (*)(CUtensorMap, CUtensorMap, Params);
 struct Instance {
     Kernel kernel;
     int stage_bytes;
-    int partial_bytes_per_row;
+    int partial_bytes_per_row;  // 0: has neither splits nor residuals
     int threads;
 };
 
 // Accumulators, rows / 2 a thread, must leave room for addresses: a CTA of 9, 13 or 17 warps gets 168,
-// 128 or 96 registers a thread, since the SM's four parts each hold a quarter of the warps, rounded up.
+// 128 or 96 registers a thread, since the SM's four parts each hold a quarter of the warps, rounded up;
+// with 13, the feeder can leave the others 160.
 constexpr bool fits_registers(int groups, int rows) {
     return groups <= 3 || rows <= 128;
 }
@@ -43,8 +45,14 @@ template <int kGroups, int kRows>
 Instance make_instance() {
     if constexpr (fits_registers(kGroups, kRows)) {
         using T = Tile<kGroups, kRows>;
-        return {linear_kernel<kGroups, kRows>, T::kStageBytes, Partials<kGroups>::kPitch * 4,
-                T::kThreads};
+        Kernel kernel;
+        if constexpr (T::kMovesRegisters) {
+            kernel = uneven_linear_kernel<kGroups, kRows>;
+        } else {
+            kernel = linear_kernel<kGroups, kRows>;
+        }
+        const int partial_bytes = T::kCanMeet ? Partials<kGroups>::kPitch * 4 : 0;
+        return {kernel, T::kStageBytes, partial_bytes, T::kThreads};
     } else {
         return {nullptr, 0, 0, 0};
     }
@@ -59,7 +67,9 @@ Instance instance_of_rows(int size_index) {
         case 3: return make_instance<kGroups, kRowSizes[3]>();
         case 4: return make_instance<kGroups, kRowSizes[4]>();
         case 5: return make_instance<kGroups, kRowSizes[5]>();
-        default: return make_instance<kGroups, kRowSizes[6]>();
+        case 6: return make_instance<kGroups, kRowSizes[6]>();
+        case 7: return make_instance<kGroups, kRowSizes[7]>();
+        default: return make_instance<kGroups, kRowSizes[8]>();
     }
 }
 
@@ -127,7 +137,7 @@ struct Plan {
 int larger(int a, int b) { return a > b ? a : b; }
 int smaller(int a, int b) { return a < b ? a : b; }
 
-int make_plan(Plan* plan, const Cut& cut, int rows) {
+int make_plan(Plan* plan, const Cut& cut, int rows, bool meets_in_shared) {
     const bool known = cut.groups >= 1 && cut.groups <= kMaxGroups && cut.splits >= 1 &&
                        cut.sharers >= 1 && cut.cluster_size() <= kMaxCluster;
     if (!known) return kBadConfig;
@@ -137,9 +147,10 @@ int make_plan(Plan* plan, const Cut& cut, int rows) {
     // A sharer's part of x must be whole swizzle atoms of 8 rows.
     const bool parts = part_rows * cut.sharers == kRowSizes[plan->size_index] && part_rows % 8 == 0;
     if (plan->instance.kernel == nullptr || !parts) return kBadConfig;
+    if (meets_in_shared && plan->instance.partial_bytes_per_row == 0) return kBadConfig;
     const int stage_bytes = plan->instance.stage_bytes;
     plan->stages = smaller((kStageRoom - kSwizzleBytes) / stage_bytes, kMaxStages);
-    const int partial_bytes = cut.splits > 1 ? rows * plan->instance.partial_bytes_per_row : 0;
+    const int partial_bytes = meets_in_shared ? rows * plan->instance.partial_bytes_per_row : 0;
     plan->dynamic_bytes = larger(plan->stages * stage_bytes, partial_bytes) + kSwizzleBytes;
     if (plan->stages < 2 || plan->dynamic_bytes > kMaxDynamicBytes) return kTooMuchShared;
     return kOk;
@@ -229,16 +240,24 @@ int zl_weight_map(void* map, const void* weight, int rows, int columns) {
 // out[rows, weight_rows] = x[rows, columns] weight^T + bias; with gated weights (groups of 8 gate rows
 // and their 8 up rows) out[rows, weight_rows / 2] = silu(gate) * up. Strides in elements; out 8-byte
 // aligned and out_stride % 4 == 0, x 16-byte aligned and x_stride % 8 == 0.
+// With in_squares, float32 [num_in_squares, rows], row r of x weight^T is divided by
+// sqrt(sum(in_squares[:, r]) / columns + eps). With residual (aligned as out; then neither gated nor
+// in_squares) it is added to out, and out_squares, float32 [weight tiles, rows], gets the sums of squares of
+// what each tile of 64 * groups columns stored.
 int zl_linear(const void* weight_map, int weight_rows, int columns, const void* x, int x_stride,
-              void* out, int out_stride, const void* bias, int rows, int gated, int groups,
-              int splits, int sharers, void* stream) {
+              void* out, int out_stride, const void* bias, const void* residual,
+              int residual_stride, void* out_squares, const void* in_squares, int num_in_squares,
+              float eps, int rows, int gated, int groups, int splits, int sharers, void* stream) {
     const bool shape = rows >= 1 && rows <= kMaxRows && weight_rows % kGroupM == 0 &&
-                       columns % kBlockK == 0 && x_stride % 8 == 0 && out_stride % 4 == 0;
+                       columns % kBlockK == 0 && x_stride % 8 == 0 && out_stride % 4 == 0 &&
+                       residual_stride % 4 == 0;
     if (!shape) return kBadShape;
+    const bool adds = residual != nullptr;
+    if (adds != (out_squares != nullptr) || (adds && (gated || in_squares))) return kBadStream;
     const Cut cut{groups, splits, sharers};
     const int k_blocks = columns / kBlockK;
     Plan plan;
-    int code = make_plan(&plan, cut, rows);
+    int code = make_plan(&plan, cut, rows, splits > 1 || adds);
     if (code != kOk) return code;
     if (splits > k_blocks) return kBadConfig;
     code = allow_shared_memory(groups, plan.size_index, plan.instance);
@@ -254,14 +273,29 @@ int zl_linear(const void* weight_map, int weight_rows, int columns, const void* 
     const int tile_rows = groups * kGroupM * sharers;
     const int rounds = (weight_rows + tile_rows - 1) / tile_rows;
     int num_clusters = rounds;
-    if (splits == 1) {
+    if (splits == 1 && !adds) {  // else a CTA has one round
         int held = 0;
         code = count_clusters(&held, plan, cut);
         if (code != kOk) return code;
         num_clusters = smaller(rounds, held);
     }
-    Params params{static_cast<__nv_bfloat16*>(out), static_cast<const __nv_bfloat16*>(bias),
-                  out_stride, rows, weight_rows, k_blocks, rounds, plan.stages, splits, sharers,
+    Params params{static_cast<__nv_bfloat16*>(out),
+                  static_cast<const __nv_bfloat16*>(bias),
+                  static_cast<const __nv_bfloat16*>(residual),
+                  static_cast<float*>(out_squares),
+                  static_cast<const float*>(in_squares),
+                  num_in_squares,
+                  1.0f / static_cast<float>(columns),
+                  eps,
+                  out_stride,
+                  residual_stride,
+                  rows,
+                  weight_rows,
+                  k_blocks,
+                  rounds,
+                  plan.stages,
+                  splits,
+                  sharers,
                   gated != 0};
     const int cluster_size = cut.cluster_size();
     Launch launch(plan, num_clusters * cluster_size, cluster_size,
@@ -276,7 +310,7 @@ int zl_linear(const void* weight_map, int weight_rows, int columns, const void* 
 int zl_max_clusters(int rows, int groups, int splits, int sharers) {
     const Cut cut{groups, splits, sharers};
     Plan plan;
-    int code = make_plan(&plan, cut, rows);
+    int code = make_plan(&plan, cut, rows, splits > 1);
     if (code == kOk) code = allow_shared_memory(groups, plan.size_index, plan.instance);
     int count = 0;
     if (code == kOk) code = count_clusters(&count, plan, cut);
@@ -286,10 +320,11 @@ int zl_max_clusters(int rows, int groups, int splits, int sharers) {
 const char* zl_error(int code) {
     switch (code) {
         case kNoDriverEntry: return "the driver has no cuTensorMapEncodeTiled (CUDA 12 or newer)";
-        case kBadShape: return "rows must be 1 to 192, weight sides multiples of 64, strides aligned";
+        case kBadShape: return "rows must be 1 to 256, weight sides multiples of 64, strides aligned";
         case kBadConfig: return "no kernel is built for this tile, splits and sharers";
         case kNoMap: return "cuTensorMapEncodeTiled refused the tensor (16-byte alignment?)";
         case kTooMuchShared: return "the stages or partial sums exceed shared memory";
+        case kBadStream: return "a residual needs out_squares and takes no gate and no norm";
         default: return cudaGetErrorString(static_cast<cudaError_t>(code));
     }
 }

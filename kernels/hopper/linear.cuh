@@ -14,7 +14,11 @@ namespace zl {
 
 template <int kGroups, int kRows>
 struct Tile {
-    static constexpr int kThreads = kGroups * 128 + 32;
+    // More accumulators than an equal share of the registers: the feeder is a warpgroup of its own, which
+    // alone can hand registers over. There are none left for splits and residuals.
+    static constexpr bool kMovesRegisters = kGroups == 3 && kRows > 192;
+    static constexpr bool kCanMeet = !kMovesRegisters;
+    static constexpr int kThreads = kGroups * 128 + (kMovesRegisters ? 128 : 32);
     static constexpr int kWeightRows = kGroups * kGroupM;
     static constexpr int kGroupBytes = kGroupM * kBlockK * 2;
     static constexpr int kWeightBytes = kGroups * kGroupBytes;
@@ -30,8 +34,13 @@ constexpr int max_registers() {
     if (kGroups == 4) return 96;
     if (kGroups == 3) return kRows <= 128 ? 104 : (kRows <= 160 ? 112 : 128);
     if (kRows <= 128) return 120;
-    return kRows <= 160 ? 144 : 168;
+    if (kRows <= 160) return 144;
+    return kRows <= 224 || kGroups == 2 ? 168 : 184;
 }
+
+// Where registers move: 4 warpgroups begin with 128 a thread, all there are.
+constexpr int kFeederRegisters = 32;
+constexpr int kConsumerRegisters = (512 - kFeederRegisters) / 3;
 
 // Where a CTA stands in the grid; all its rounds have the same stretch of K.
 struct Place {
@@ -202,15 +211,31 @@ __device__ __forceinline__ void hand_back(const Params& p, const Place& place, c
     }
 }
 
-// One weight tile along the CTA's stretch of K; leaves no wgmma in flight. acc need not be set: the
-// first product overwrites it.
+// In two instructions where ptxas would not grant one of them its registers.
+template <int kRows, bool kHalved>
+__device__ __forceinline__ void multiply_16(float (&acc)[kRows / 2], uint64_t weights,
+                                            uint64_t x) {
+    if constexpr (kHalved) {
+        constexpr int kHalf = kRows / 2;
+        constexpr uint64_t kHalfOfX = kHalf * kBlockK * 2 >> 4;
+        wgmma<kHalf>(reinterpret_cast<float(&)[kHalf / 2]>(acc[0]), weights, x, 1);
+        wgmma<kHalf>(reinterpret_cast<float(&)[kHalf / 2]>(acc[kHalf / 2]), weights, x + kHalfOfX, 1);
+    } else {
+        wgmma<kRows>(acc, weights, x, 1);
+    }
+}
+
+// Adds one weight tile along the CTA's stretch of K to acc; leaves no wgmma in flight.
 template <int kGroups, int kRows>
 __device__ __forceinline__ void multiply(float (&acc)[kRows / 2], const Params& p,
                                          const Place& place, const Ring& ring, RingSlot& slot,
                                          int warpgroup, int lane) {
     using T = Tile<kGroups, kRows>;
     uint32_t last_stage = 0;
-    for (int block = 0; block < place.num_blocks; ++block) {
+    pin_registers(acc);
+    wgmma_fence();
+    int block = 0;
+    do {
         const uint32_t stage_start = ring.stages_start + slot.stage * T::kStageBytes;
         const uint64_t weights = operand_descriptor(stage_start + warpgroup * T::kGroupBytes);
         const uint64_t x = operand_descriptor(stage_start + T::kWeightBytes);
@@ -218,8 +243,8 @@ __device__ __forceinline__ void multiply(float (&acc)[kRows / 2], const Params& 
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kBlockK / 16; ++step) {
-            wgmma<kRows>(acc, weights + step * kDescriptorStepK16, x + step * kDescriptorStepK16,
-                         block + step > 0);
+            const uint64_t along_k = step * kDescriptorStepK16;
+            multiply_16<kRows, T::kMovesRegisters>(acc, weights + along_k, x + along_k);
         }
         wgmma_commit();
         // All but the block just issued are done, so the stage before can be filled again.
@@ -227,7 +252,7 @@ __device__ __forceinline__ void multiply(float (&acc)[kRows / 2], const Params& 
         if (block > 0) hand_back(p, place, ring, last_stage, lane);
         last_stage = slot.stage;
         slot.advance(p.stages);
-    }
+    } while (++block < place.num_blocks);
     wgmma_wait<0>();
     pin_registers(acc);
     hand_back(p, place, ring, last_stage, lane);
@@ -235,8 +260,13 @@ __device__ __forceinline__ void multiply(float (&acc)[kRows / 2], const Params& 
 
 template <int kGroups, int kRows>
 __device__ __forceinline__ void consume(const Params& p, const Place& place, const Ring& ring,
-                                        int warp, int lane) {
+                                        float* row_scales, int warp, int lane) {
     using T = Tile<kGroups, kRows>;
+    // While the first x tile is on its way.
+    if (p.in_squares != nullptr) {
+        find_row_scales<kGroups * 128>(row_scales, p, warp * 32 + lane);
+        named_sync(kGroups * 128);
+    }
     RingSlot slot;
     const int warpgroup = warp / 4;
     for (int i = 0; i < place.num_rounds; ++i) {
@@ -245,11 +275,18 @@ __device__ __forceinline__ void consume(const Params& p, const Place& place, con
         const int weight_row = tile_start + warp * kWarpM;
         const bool in_weight = weight_row < p.weight_rows;
         float acc[kRows / 2];
+        const bool adds = T::kCanMeet && p.residual != nullptr && place.split == 0;
+        if (adds && in_weight) {
+            load_residual<kRows>(acc, p, weight_row, lane);
+        } else {
+            clear(acc);
+        }
         multiply<kGroups, kRows>(acc, p, place, ring, slot, warpgroup, lane);
+        if (p.in_squares != nullptr) scale_rows<kRows>(acc, row_scales, lane);
         if (p.bias != nullptr && place.split == 0 && in_weight) {
             add_bias<kRows>(acc, p, weight_row, lane);
         }
-        if (p.splits > 1) {
+        if (T::kCanMeet && p.meets_in_shared()) {
             // All warpgroups are done with the stages that partial sums now overwrite.
             named_sync(kGroups * 128);
             write_partials<kGroups, kRows>(acc, ring.stages_start, p, warp * kWarpM, lane);
@@ -263,14 +300,22 @@ __device__ __forceinline__ void consume(const Params& p, const Place& place, con
     }
 }
 
+// All partial sums of the cluster are there; a CTA alone was not launched as one.
+__device__ __forceinline__ void sync_partials(bool alone) {
+    if (alone) {
+        __syncthreads();
+    } else {
+        cluster_sync();
+    }
+}
+
 template <int kGroups, int kRows>
-__global__ void __maxnreg__((max_registers<kGroups, kRows>()))
-    linear_kernel(const __grid_constant__ CUtensorMap weight_map,
-                  const __grid_constant__ CUtensorMap x_map,
-                  const __grid_constant__ Params p) {
+__device__ __forceinline__ void run_cta(const CUtensorMap& weight_map, const CUtensorMap& x_map,
+                                        const Params& p) {
     using T = Tile<kGroups, kRows>;
     extern __shared__ char shared[];
-    __shared__ alignas(8) uint64_t barriers[2 * kMaxStages];
+    alignas(8) __shared__ uint64_t barriers[2 * kMaxStages];
+    alignas(8) __shared__ float row_scales[kRows];
     const uint32_t unaligned = shared_address(shared);
     const uint32_t stages_start = (unaligned + kSwizzleBytes - 1) & ~(kSwizzleBytes - 1u);
     const Ring ring{stages_start, shared_address(barriers),
@@ -279,8 +324,8 @@ __global__ void __maxnreg__((max_registers<kGroups, kRows>()))
     // A value of lane 0, so that the compiler knows it is the same in the warp.
     const int warp = __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x) / 32, 0);
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const bool sums_splits = p.splits > 1;
-    const bool alone = p.sharers == 1 && !sums_splits;
+    const bool meets = T::kCanMeet && p.meets_in_shared();
+    const bool alone = p.sharers == 1 && p.splits == 1;
     const bool feeds = warp == kGroups * 4 && lane == 0;
     Producer<kGroups, kRows> producer(&weight_map, &x_map, p, place, ring);
 
@@ -302,25 +347,53 @@ __global__ void __maxnreg__((max_registers<kGroups, kRows>()))
         cluster_meet();
     }
     let_next_grid_start();
-    // Everyone waits: the producer reads x, the others overwrite out.
+    // Everyone waits, and before this no one reads or writes but weights. So once the kernel ahead is
+    // done all before it are: what two kernels ago wrote (the residual) is there, and no one reads any
+    // more what lay in memory that has since become out or out_squares.
     wait_for_previous_grid();
 
-    if (feeds) {
-        producer.load_rest();
-    } else if (warp < kGroups * 4) {
-        consume<kGroups, kRows>(p, place, ring, warp, lane);
+    // Two paths to the end: with registers moved, the feeder's may hold no more than its own few.
+    if (warp >= kGroups * 4) {
+        if constexpr (T::kMovesRegisters) shrink_registers<kFeederRegisters>();
+        if (feeds) producer.load_rest();
+        __syncwarp();
+        if (meets) {
+            sync_partials(alone);
+            if (!alone) cluster_meet();
+        }
+        return;
     }
-    if (!sums_splits) return;
+    if constexpr (T::kMovesRegisters) grow_registers<kConsumerRegisters>();
+    consume<kGroups, kRows>(p, place, ring, row_scales, warp, lane);
+    if (!meets) return;
     __syncwarp();
-    cluster_sync();  // all partial sums are there
-    if (warp < kGroups * 4) {
-        const int tile_start =
-            (place.first_round * p.sharers + place.sharer) * T::kWeightRows;
-        reduce_splits<kGroups>(stages_start, p, tile_start, place.split, place.sharer,
-                               static_cast<int>(threadIdx.x));
+    sync_partials(alone);
+    const int tile_start = (place.first_round * p.sharers + place.sharer) * T::kWeightRows;
+    const int thread = static_cast<int>(threadIdx.x);
+    if (p.residual != nullptr) {
+        finish_stream<kGroups>(stages_start, p, tile_start, place.split, place.sharer, thread);
+    } else {
+        reduce_splits<kGroups>(stages_start, p, tile_start, place.split, place.sharer, thread);
     }
     __syncwarp();
-    cluster_meet();  // no CTA ends while another still reads its partial sums
+    if (!alone) cluster_meet();  // no CTA ends while another still reads its partial sums
+}
+
+template <int kGroups, int kRows>
+__global__ void __maxnreg__((max_registers<kGroups, kRows>()))
+    linear_kernel(const __grid_constant__ CUtensorMap weight_map,
+                  const __grid_constant__ CUtensorMap x_map,
+                  const __grid_constant__ Params p) {
+    run_cta<kGroups, kRows>(weight_map, x_map, p);
+}
+
+// With registers moved, ptxas must be told how many threads there are, not how many registers.
+template <int kGroups, int kRows>
+__global__ void __launch_bounds__(Tile<kGroups, kRows>::kThreads, 1)
+    uneven_linear_kernel(const __grid_constant__ CUtensorMap weight_map,
+                         const __grid_constant__ CUtensorMap x_map,
+                         const __grid_constant__ Params p) {
+    run_cta<kGroups, kRows>(weight_map, x_map, p);
 }
 
 }  // namespace zl

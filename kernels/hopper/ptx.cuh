@@ -138,6 +138,22 @@ __device__ __forceinline__ void store_shared(uint32_t address, float value) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
+// Loads that ask L2: what an earlier kernel of an overlapping chain wrote.
+__device__ __forceinline__ float load_from_l2(const float* address) {
+    float value;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ uint2 load_four_from_l2(const __nv_bfloat16* address) {
+    uint2 value;
+    asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(value.x), "=r"(value.y)
+                 : "l"(address)
+                 : "memory");
+    return value;
+}
+
 __device__ __forceinline__ float4 load_remote(uint32_t address) {
     float4 value;
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -157,11 +173,30 @@ __device__ __forceinline__ void let_next_grid_start() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+// ---- registers ----
+
+// Every warp of a warpgroup: hand back registers down to kCount a thread, or wait until as many are free.
+template <int kCount>
+__device__ __forceinline__ void shrink_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+template <int kCount>
+__device__ __forceinline__ void grow_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
 // ---- small things ----
 
 // Threads [0, num_threads) only; barrier 0 is __syncthreads.
 __device__ __forceinline__ void named_sync(uint32_t num_threads) {
     asm volatile("bar.sync 1, %0;" ::"r"(num_threads) : "memory");
+}
+
+// Without it the compiler computes all addresses of an unrolled loop ahead, in as many registers.
+template <class T>
+__device__ __forceinline__ void compute_in_place(T*& pointer) {
+    asm volatile("" : "+l"(pointer));
 }
 
 // Lane l holds elements (l/4, 2(l%4)) and (l/4, 2(l%4)+1) of an 8x8 matrix; returns its transpose.
@@ -174,6 +209,15 @@ __device__ __forceinline__ uint32_t transpose_8x8(uint32_t pair) {
 __device__ __forceinline__ uint32_t pack_bf16(float first, float second) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
     return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+__device__ __forceinline__ float2 unpack_bf16(uint32_t pair) {
+    // Not as a cast: the compiler would keep accumulators that begin so as integers, and turn them into
+    // floats between products.
+    float2 values;
+    asm("mov.b32 %0, %1;" : "=f"(values.x) : "r"(pair << 16));
+    asm("mov.b32 %0, %1;" : "=f"(values.y) : "r"(pair & 0xFFFF0000));
+    return values;
 }
 
 }  // namespace zl

@@ -36,6 +36,12 @@ __device__ __forceinline__ void pin_registers(float (&values)[kCount]) {
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(values[i])::"memory");
 }
 
+template <int kCount>
+__device__ __forceinline__ void clear(float (&values)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) values[i] = 0.0f;
+}
+
 template <int kRows>
 __device__ __forceinline__ void wgmma(float (&d)[kRows / 2], uint64_t a, uint64_t b,
                                       uint32_t accumulate);
@@ -53,6 +59,10 @@ __device__ __forceinline__ void wgmma(float (&d)[kRows / 2], uint64_t a, uint64_
 #define ZL_R9 "%72,%73,%74,%75,%76,%77,%78,%79"
 #define ZL_R10 "%80,%81,%82,%83,%84,%85,%86,%87"
 #define ZL_R11 "%88,%89,%90,%91,%92,%93,%94,%95"
+#define ZL_R12 "%96,%97,%98,%99,%100,%101,%102,%103"
+#define ZL_R13 "%104,%105,%106,%107,%108,%109,%110,%111"
+#define ZL_R14 "%112,%113,%114,%115,%116,%117,%118,%119"
+#define ZL_R15 "%120,%121,%122,%123,%124,%125,%126,%127"
 #define ZL_D0 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
 #define ZL_D1 "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
 #define ZL_D2 "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
@@ -65,6 +75,10 @@ __device__ __forceinline__ void wgmma(float (&d)[kRows / 2], uint64_t a, uint64_
 #define ZL_D9 "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79])
 #define ZL_D10 "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
 #define ZL_D11 "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
+#define ZL_D12 "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103])
+#define ZL_D13 "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111])
+#define ZL_D14 "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119])
+#define ZL_D15 "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
 
 #define ZL_WGMMA(ROWS, REGISTERS, A, B, ACCUMULATE, ...)                                          \
     template <>                                                                                   \
@@ -89,6 +103,9 @@ ZL_WGMMA(64, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3,
 ZL_WGMMA(96, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5,
          "%48", "%49", "%50",
          ZL_D0, ZL_D1, ZL_D2, ZL_D3, ZL_D4, ZL_D5)
+ZL_WGMMA(112, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6,
+         "%56", "%57", "%58",
+         ZL_D0, ZL_D1, ZL_D2, ZL_D3, ZL_D4, ZL_D5, ZL_D6)
 ZL_WGMMA(128, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6 "," ZL_R7,
          "%64", "%65", "%66",
          ZL_D0, ZL_D1, ZL_D2, ZL_D3, ZL_D4, ZL_D5, ZL_D6, ZL_D7)
@@ -98,6 +115,12 @@ ZL_WGMMA(160, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6 
 ZL_WGMMA(192, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6 "," ZL_R7 "," ZL_R8 "," ZL_R9 "," ZL_R10 "," ZL_R11,
          "%96", "%97", "%98",
          ZL_D0, ZL_D1, ZL_D2, ZL_D3, ZL_D4, ZL_D5, ZL_D6, ZL_D7, ZL_D8, ZL_D9, ZL_D10, ZL_D11)
+ZL_WGMMA(224, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6 "," ZL_R7 "," ZL_R8 "," ZL_R9 "," ZL_R10 "," ZL_R11 "," ZL_R12 "," ZL_R13,
+         "%112", "%113", "%114",
+         ZL_D0, ZL_D1, ZL_D2, ZL_D3, ZL_D4, ZL_D5, ZL_D6, ZL_D7, ZL_D8, ZL_D9, ZL_D10, ZL_D11, ZL_D12, ZL_D13)
+ZL_WGMMA(256, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6 "," ZL_R7 "," ZL_R8 "," ZL_R9 "," ZL_R10 "," ZL_R11 "," ZL_R12 "," ZL_R13 "," ZL_R14 "," ZL_R15,
+         "%128", "%129", "%130",
+         ZL_D0, ZL_D1, ZL_D2, ZL_D3, ZL_D4, ZL_D5, ZL_D6, ZL_D7, ZL_D8, ZL_D9, ZL_D10, ZL_D11, ZL_D12, ZL_D13, ZL_D14, ZL_D15)
 // clang-format on
 
 #undef ZL_R0
@@ -124,6 +147,14 @@ ZL_WGMMA(192, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6 
 #undef ZL_D10
 #undef ZL_R11
 #undef ZL_D11
+#undef ZL_R12
+#undef ZL_D12
+#undef ZL_R13
+#undef ZL_D13
+#undef ZL_R14
+#undef ZL_D14
+#undef ZL_R15
+#undef ZL_D15
 #undef ZL_WGMMA
 
 }  // namespace zl

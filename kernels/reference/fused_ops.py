@@ -9,26 +9,29 @@ from torch import Tensor
 from zipage_lang.kernels.reference.kv_store import store_kv
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x / rms(x) * weight over the last axis; the mean is taken in float32.
 
     Args:
         x: [..., size].
-        weight: [size].
+        weight: [size], or None: multiplied by nothing.
         eps: added to the mean square.
     """
     # One pass over x for its norm; the rest works on one number per row.
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)  # [..., 1]
     scale = norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()  # [..., 1]
-    return torch.mul(x, scale).to(x.dtype).mul_(weight)
+    normed = torch.mul(x, scale).to(x.dtype)
+    return normed if weight is None else normed.mul_(weight)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
     """Add x to the residual stream and normalise the sum.
 
     Args:
         x, residual: [num_tokens, size].
-        weight: [size].
+        weight: [size] or None.
 
     Returns:
         normed: [num_tokens, size].

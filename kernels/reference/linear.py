@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from zipage_lang.kernels.reference.fused_ops import silu_mul
+from zipage_lang.kernels.reference.residual_stream import ResidualStream
 
 MAX_PACKED_ROWS = 32
 MAX_PACK_BYTES = 2 * 2**30
@@ -30,6 +31,7 @@ class PreparedLinear:
     weight: Tensor  # [in_size, out_size], contiguous: one row or many rows run faster this way
     bias: Tensor | None  # [out_size]
     may_pack: bool  # its pack was counted against the byte limit
+    norm_weight: Tensor | None = None  # [in_size] of the RMSNorm between a stream and the product
     pack: Tensor | None = None  # opaque copy of the weight, made when a few rows first meet it
 
 
@@ -44,17 +46,20 @@ class LinearProducts:
     def __init__(self, max_pack_bytes: int = MAX_PACK_BYTES) -> None:
         self._bytes_left = max_pack_bytes if _can_pack() else 0
 
-    def prepare(self, weight: Tensor, bias: Tensor | None = None) -> PreparedLinear:
+    def prepare(
+        self, weight: Tensor, bias: Tensor | None = None, norm_weight: Tensor | None = None
+    ) -> PreparedLinear:
         """Lay out a weight for `linear`, once, at load time.
 
         Args:
             weight: [out_size, in_size], any strides; copied unless its transpose is contiguous.
             bias: [out_size] of the weight's dtype, or None.
+            norm_weight: [in_size] of the RMSNorm ahead, for the products that read a stream.
         """
         may_pack = weight.dtype == torch.float32 and 0 < weight.nbytes <= self._bytes_left
         if may_pack:
             self._bytes_left -= weight.nbytes
-        return PreparedLinear(weight.T.contiguous(), bias, may_pack)
+        return PreparedLinear(weight.T.contiguous(), bias, may_pack, norm_weight)
 
     def linear(self, x: Tensor, prepared: PreparedLinear) -> Tensor:
         """x @ weight.T + bias.
@@ -72,17 +77,37 @@ class LinearProducts:
             return torch.mm(x, prepared.weight)
         return torch.addmm(prepared.bias, x, prepared.weight)
 
-    def gated_linear(self, x: Tensor, prepared: PreparedLinear) -> Tensor:
+    def normed_linear(self, stream: ResidualStream, prepared: PreparedLinear) -> Tensor:
+        """norm(stream) @ weight.T + bias, where the weight was prepared with the norm's.
+
+        Args:
+            stream: values [num_rows, in_size], of the weight's dtype.
+
+        Returns:
+            [num_rows, out_size].
+        """
+        return self.linear(stream.normed(prepared.norm_weight), prepared)
+
+    def normed_gated_linear(self, stream: ResidualStream, prepared: PreparedLinear) -> Tensor:
         """silu(gate) * up, where the weight's first half makes gate and the second up.
 
         Args:
-            x: [num_rows, in_size], of the weight's dtype.
+            stream: values [num_rows, in_size], of the weight's dtype.
             prepared: from `prepare`, of a weight [2 * size, in_size].
 
         Returns:
             [num_rows, size].
         """
-        return silu_mul(self.linear(x, prepared))
+        return silu_mul(self.normed_linear(stream, prepared))
+
+    def add_linear(self, stream: ResidualStream, x: Tensor, prepared: PreparedLinear) -> None:
+        """Add x @ weight.T + bias to the stream.
+
+        Args:
+            stream: values [num_rows, out_size].
+            x: [num_rows, in_size].
+        """
+        stream.add(self.linear(x, prepared))
 
 
 def _can_pack() -> bool:

@@ -120,48 +120,31 @@ def draw_filtered_tokens(
     return token_ids.gather(1, columns[:, None])[:, 0]
 
 
-def draw_rows(
-    logits: Tensor, rows: Tensor, settings: RowSettings, max_top_k: int
-) -> tuple[Tensor, Tensor]:
-    """Draw one token per line with the settings of its row: greedy, plain or filtered.
+def draw_rows(logits: Tensor, rows: Tensor, settings: RowSettings, max_top_k: int) -> Tensor:
+    """Draw one token per line with the settings of its row, and move the rows on by it.
 
     This twin waits for the device; the Triton act does not.
 
     Args:
         logits: float [num_lines, vocab_size].
-        rows: int64 [num_lines], into the tensors of `settings`; a negative row's draw is arbitrary.
-        settings: see `RowSettings`.
+        rows: int64 [num_lines], distinct, into the tensors of `settings`; a negative row's draw is
+            arbitrary and moves nothing on.
+        settings: see `RowSettings`; writes into `last_token_ids` and `num_generated`.
         max_top_k: the largest of the lines' `top_k`; 0 where no line has top_k or top_p.
     Returns:
-        token_ids: int64 [num_lines].
-        best: float32 [num_lines], the largest logit; NaN where the line holds one.
+        int64 [2, num_lines]: token ids, and 1 where the line's logits hold NaN or +inf or nothing
+        but -inf, else 0; such a line's token is arbitrary.
     """
-    seeds, drawn_before, temperature, top_k, top_p, min_p = (
-        setting[rows.clamp(min=0)] for setting in settings
-    )  # [num_lines] each
     logits = logits.float()  # [num_lines, vocab_size]
     best, token_ids = logits.max(-1)  # [num_lines] each
-    if not (temperature > 0).any():
-        return token_ids, best
-    uniform = random_uniform(seeds, drawn_before)  # [num_lines]
-    is_filtered = (top_k < logits.shape[1]) | (top_p < 1)  # [num_lines]
-    is_plain = (temperature > 0) & (rows >= 0) & ~is_filtered
-    if is_plain.any():
-        token_ids[is_plain] = draw_tokens(
-            logits[is_plain], temperature[is_plain], min_p[is_plain], uniform[is_plain]
-        )
-    is_filtered &= (temperature > 0) & (rows >= 0)
-    if max_top_k and is_filtered.any():
-        token_ids[is_filtered] = draw_filtered_tokens(
-            logits[is_filtered],
-            temperature[is_filtered],
-            top_k[is_filtered],
-            top_p[is_filtered],
-            min_p[is_filtered],
-            uniform[is_filtered],
-            max_top_k,
-        )
-    return token_ids, best
+    lines = RowSettings(*(setting[rows.clamp(min=0)] for setting in settings))  # [num_lines] each
+    is_random = (lines.temperature > 0) & (rows >= 0)  # [num_lines]
+    if is_random.any():
+        _draw_random(logits, lines, is_random, max_top_k, token_ids)
+    is_real = rows >= 0
+    settings.last_token_ids[rows[is_real]] = token_ids[is_real]
+    settings.num_generated[rows[is_real]] += 1
+    return torch.stack((token_ids, (~best.isfinite()).long()))
 
 
 def score_tokens(
@@ -207,6 +190,30 @@ def likeliest_tokens(logits: Tensor, width: int) -> Tensor:
     keys = rank_bits.to(torch.int64).mul_(2**32)  # [num_lines, vocab_size]
     keys.add_(torch.arange(vocab_size - 1, -1, -1, device=logits.device))
     return vocab_size - 1 - (keys.topk(width, dim=-1).values & 0xFFFFFFFF)
+
+
+def _draw_random(
+    logits: Tensor, lines: RowSettings, is_random: Tensor, max_top_k: int, token_ids: Tensor
+) -> None:
+    """Draws for the lines that are random, into `token_ids`. `lines`: settings by line."""
+    uniform = random_uniform(lines.seeds, lines.num_generated)  # [num_lines]
+    is_filtered = (lines.top_k < logits.shape[1]) | (lines.top_p < 1)  # [num_lines]
+    plain = is_random & ~is_filtered
+    if plain.any():
+        token_ids[plain] = draw_tokens(
+            logits[plain], lines.temperature[plain], lines.min_p[plain], uniform[plain]
+        )
+    filtered = is_random & is_filtered
+    if max_top_k and filtered.any():
+        token_ids[filtered] = draw_filtered_tokens(
+            logits[filtered],
+            lines.temperature[filtered],
+            lines.top_k[filtered],
+            lines.top_p[filtered],
+            lines.min_p[filtered],
+            uniform[filtered],
+            max_top_k,
+        )
 
 
 def _sort_widths(bound: int, device: torch.device) -> Iterator[tuple[int, bool]]:

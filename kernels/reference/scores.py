@@ -53,6 +53,18 @@ def attention_mass(
     return _mass_of_keys(gather_keys(kv_blocks, slots), slots, positions, queries, scale)
 
 
+def squared_mass(
+    kv_blocks: Tensor, slots: Tensor, positions: Tensor, queries: TailQueries, scale: float
+) -> Tensor:
+    """Squared attention shares, summed over queries and over the query heads of a KV head.
+
+    Shares, shapes and padding as in `attention_mass`. KV-Compress (arXiv 2410.00161), section 3.
+    """
+    keys = gather_keys(kv_blocks, slots)
+    share, seen = _shares_of_keys(keys, slots, positions, queries, scale)
+    return share.square_().sum(dim=3).masked_fill(~seen, 0.0).sum(dim=2)
+
+
 def lightning_similarity(
     kv_blocks: Tensor, slots: Tensor, positions: Tensor, chunk: int, threshold: float
 ) -> Tensor:
@@ -177,17 +189,25 @@ def _gather_slots(kv_blocks: Tensor, slots: Tensor, part: int) -> Tensor:
 def _mass_of_keys(
     keys: Tensor, slots: Tensor, positions: Tensor, queries: TailQueries, scale: float
 ) -> Tensor:
+    share, seen = _shares_of_keys(keys, slots, positions, queries, scale)
+    num_queries = (queries.ring_slots >= 0).sum(-1).clamp(min=1)  # [num_rows]
+    return share.amax(dim=3).masked_fill(~seen, 0.0).sum(dim=2) / num_queries[:, None, None]
+
+
+def _shares_of_keys(
+    keys: Tensor, slots: Tensor, positions: Tensor, queries: TailQueries, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Each key's share of each query, float32 [num_rows, num_kv_heads, num_queries, group, tail],
+    and which count: neither padding nor newer than the query, bool [.., num_queries, tail]."""
     num_rows, num_kv_heads, max_tail, _ = keys.shape
     q, lse = _read_ring(queries, num_kv_heads)
     logits = q.flatten(2, 3) @ keys.transpose(2, 3)  # [num_rows, heads, num_queries * group, tail]
     logits = logits.view(num_rows, num_kv_heads, -1, lse.shape[3], max_tail)
     share = torch.exp2(logits * (scale * _LOG2_E) - lse[..., None])
-    share = share.amax(dim=3)  # [num_rows, num_kv_heads, num_queries, max_tail]
     seen = (slots >= 0)[:, None, None] & (
         positions[:, :, None] <= queries.positions[:, None, :, None]
     )
-    num_queries = (queries.ring_slots >= 0).sum(-1).clamp(min=1)  # [num_rows]
-    return share.masked_fill(~seen, 0.0).sum(dim=2) / num_queries[:, None, None]
+    return share, seen
 
 
 def _read_ring(queries: TailQueries, num_kv_heads: int) -> tuple[Tensor, Tensor]:

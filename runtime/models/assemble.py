@@ -59,18 +59,35 @@ class _Weights:
         return self._source.read(name).to(self._backend.device, self._dtype).contiguous()
 
     def take_linear(
-        self, prefix: str, parts: dict[str, int], in_size: int, *, has_bias: bool
+        self,
+        prefix: str,
+        parts: dict[str, int],
+        in_size: int,
+        *,
+        has_bias: bool,
+        norm: Tensor | None = None,
     ) -> Any:
-        """Projections of one input, merged and prepared: `parts` gives names and output sizes."""
+        """Projections of one input, merged and prepared.
+
+        Args:
+            parts: their names and output sizes.
+            norm: [in_size], the weight of the norm of that input.
+        """
         weight, bias = self._merged(prefix, parts, in_size, has_bias=has_bias)
-        return self._backend.prepare_linear(weight, bias)
+        return self._backend.prepare_linear(weight, bias, norm)
 
     def take_gated_linear(
-        self, prefix: str, parts: dict[str, int], in_size: int, *, has_bias: bool
+        self,
+        prefix: str,
+        parts: dict[str, int],
+        in_size: int,
+        *,
+        has_bias: bool,
+        norm: Tensor,
     ) -> Any:
         """The same for two projections of equal size, of which the first gates the second."""
         weight, bias = self._merged(prefix, parts, in_size, has_bias=has_bias)
-        return self._backend.prepare_gated_linear(weight, bias)
+        return self._backend.prepare_gated_linear(weight, bias, norm)
 
     def _merged(
         self, prefix: str, parts: dict[str, int], in_size: int, *, has_bias: bool
@@ -109,22 +126,19 @@ class _Weights:
 
 
 def _layer(arch: ArchConfig, weights: _Weights, index: int) -> DecoderLayer:
-    prefix = f"model.layers.{index}"
-    hidden = (arch.hidden_size,)
-    return DecoderLayer(
-        attention=_attention(arch, weights, index, f"{prefix}.self_attn"),
-        attention_norm=weights.take(f"{prefix}.input_layernorm.weight", hidden),
-        mlp=_mlp(arch, weights, f"{prefix}.mlp"),
-        mlp_norm=weights.take(f"{prefix}.post_attention_layernorm.weight", hidden),
-    )
+    return DecoderLayer(attention=_attention(arch, weights, index), mlp=_mlp(arch, weights, index))
 
 
-def _attention(arch: ArchConfig, weights: _Weights, index: int, prefix: str) -> AttentionBlock:
+def _attention(arch: ArchConfig, weights: _Weights, index: int) -> AttentionBlock:
+    prefix = f"model.layers.{index}.self_attn"
+    norm = weights.take(f"model.layers.{index}.input_layernorm.weight", (arch.hidden_size,))
     q_size, kv_size = arch.num_q_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
     qkv_parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
     return AttentionBlock(
         layer=index,
-        qkv=weights.take_linear(prefix, qkv_parts, arch.hidden_size, has_bias=arch.qkv_bias),
+        qkv=weights.take_linear(
+            prefix, qkv_parts, arch.hidden_size, has_bias=arch.qkv_bias, norm=norm
+        ),
         norms=_head_norms(arch, weights, prefix) if arch.qk_norm else None,
         out=weights.take_linear(
             prefix, {"o_proj": arch.hidden_size}, q_size, has_bias=arch.out_bias
@@ -140,11 +154,16 @@ def _head_norms(arch: ArchConfig, weights: _Weights, prefix: str) -> HeadNorms:
     )
 
 
-def _mlp(arch: ArchConfig, weights: _Weights, prefix: str) -> GatedMlp:
+def _mlp(arch: ArchConfig, weights: _Weights, index: int) -> GatedMlp:
+    layer = f"model.layers.{index}"
+    prefix = f"{layer}.mlp"
+    norm = weights.take(f"{layer}.post_attention_layernorm.weight", (arch.hidden_size,))
     inner = arch.intermediate_size
     parts = {"gate_proj": inner, "up_proj": inner}
     return GatedMlp(
-        gate_up=weights.take_gated_linear(prefix, parts, arch.hidden_size, has_bias=arch.mlp_bias),
+        gate_up=weights.take_gated_linear(
+            prefix, parts, arch.hidden_size, has_bias=arch.mlp_bias, norm=norm
+        ),
         down=weights.take_linear(
             prefix, {"down_proj": arch.hidden_size}, inner, has_bias=arch.mlp_bias
         ),

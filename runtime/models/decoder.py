@@ -43,15 +43,13 @@ class Decoder:
         """
         backend, eps = self.backend, self.arch.rms_norm_eps
         rotary = self.rotary.at(batch.positions)
-        residual = self.embedding.index_select(0, batch.token_ids)  # [num_tokens, hidden_size]
-        normed = backend.rms_norm(residual, self.layers[0].attention_norm, eps)
-        next_norms = [layer.attention_norm for layer in self.layers[1:]] + [self.final_norm]
-        for layer, next_norm in zip(self.layers, next_norms, strict=True):
-            attended = layer.attention(normed, rotary, batch, cache, backend)
-            normed, residual = backend.add_rms_norm(attended, residual, layer.mlp_norm, eps)
-            fed = layer.mlp(normed, backend)
-            normed, residual = backend.add_rms_norm(fed, residual, next_norm, eps)
-        return normed
+        embedded = self.embedding.index_select(0, batch.token_ids)  # [num_tokens, hidden_size]
+        stream = backend.open_stream(embedded, eps)
+        for layer in self.layers:
+            layer.attention(stream, rotary, batch, cache, backend)
+            layer.mlp(stream, backend)
+        # Not prepared into the head: that may be the embedding, and to copy it costs over 1 GB.
+        return backend.normed_stream(stream, self.final_norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[num_logits, vocab_size], of the weights' dtype, from normed hidden states.

@@ -27,23 +27,23 @@ class AttentionBlock:
     """Projects, rotates, stores K and V, attends, and keeps the queries that scoring asks for."""
 
     layer: int
-    qkv: Any  # from Backend.prepare_linear, as are `out` and the MLP's `down`
+    qkv: Any  # from Backend.prepare_linear with its norm; `out` and the MLP's `down` without
     norms: HeadNorms | None
     out: Any
 
     def __call__(
         self,
-        x: Tensor,
+        stream: Any,
         rotary: tuple[Tensor, Tensor],
         batch: ForwardBatch,
         cache: KVCache,
         backend: Backend,
-    ) -> Tensor:
-        """[num_tokens, hidden_size] -> [num_tokens, hidden_size]; writes into the cache's layer."""
+    ) -> None:
+        """Read the residual stream and add to it; writes into the cache's layer."""
         layer_kv = cache.kv[self.layer]
         norms = self.norms
         q = backend.qk_norm_rope_store(
-            backend.linear(x, self.qkv),  # [num_tokens, all heads * head_dim]
+            backend.normed_linear(stream, self.qkv),  # [num_tokens, all heads * head_dim]
             None if norms is None else norms.q,
             None if norms is None else norms.k,
             0.0 if norms is None else norms.eps,
@@ -63,27 +63,25 @@ class AttentionBlock:
                 q,
                 lse,
             )
-        return backend.linear(out.flatten(1), self.out)
+        backend.add_linear(stream, out.flatten(1), self.out)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GatedMlp:
     """down(silu(gate(x)) * up(x)), gate and up in one product."""
 
-    gate_up: Any  # from Backend.prepare_gated_linear
+    gate_up: Any  # from Backend.prepare_gated_linear with its norm
     down: Any
 
-    def __call__(self, x: Tensor, backend: Backend) -> Tensor:
-        """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
-        gated = backend.gated_linear(x, self.gate_up)  # [num_tokens, intermediate_size]
-        return backend.linear(gated, self.down)
+    def __call__(self, stream: Any, backend: Backend) -> None:
+        """Read the residual stream and add to it."""
+        gated = backend.normed_gated_linear(stream, self.gate_up)  # [num_tokens, intermediate_size]
+        backend.add_linear(stream, gated, self.down)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
-    """Attention and MLP; its input arrives normalised, and it normalises for its successor."""
+    """Attention and MLP, each behind a norm that its first weight was prepared with."""
 
     attention: AttentionBlock
-    attention_norm: Tensor  # [hidden_size], on the layer's input
     mlp: GatedMlp
-    mlp_norm: Tensor  # [hidden_size], on the MLP's input

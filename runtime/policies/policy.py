@@ -15,16 +15,34 @@ by position, and scores every tail slot; the compressor does the rest. The small
         def score(self, view: TailView) -> Scores:
             return Scores(keep=-view.keys().norm(dim=-1))
 
-To ship it, name an instance (or the class) under the entry point group `zipage_lang.policies`.
+To ship it, name an instance (or the class) under the entry point group `zipage.policies`;
+`docs/policies.md` shows how. The fields of a policy that is a dataclass are its parameters, which
+a request may set: `policy="short-keys:num_recent=32"`.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
-from zipage_lang.kernels.backend import Backend, ScoreBlend, TailQueries
+from zipage_lang.kernels.backend import Backend, ScoreBlend, ScoreTiers, TailQueries
 from zipage_lang.kernels.reference.tails import stored_history
+
+# Scratch of one piece in which a policy that gathers keys or values works through a batch.
+_PIECE_BYTES = 64 * 2**20
+
+
+class QueryStats(NamedTuple):
+    """What a model's queries are like before they are rotated, per layer and query head.
+
+    Number f of a head is the complex pair of its dimensions f and f + head_dim / 2.
+    """
+
+    center: Tensor  # float32 [num_layers, num_q_heads, head_dim], mean of q_f, as those pairs
+    length: Tensor  # float32 [num_layers, num_q_heads, head_dim / 2], mean of |q_f|
+    frequencies: Tensor  # float32 [head_dim / 2], the rotary angle per position
 
 
 class Scores(NamedTuple):
@@ -49,12 +67,15 @@ class TailView:
     slots: Tensor  # int64 [num_rows, max_tail], physical slots in those blocks, padding -1
     positions: Tensor  # int32 [num_rows, num_kv_heads, max_tail], logical positions
     lens: Tensor  # int64 [num_rows], tail slots
+    num_keep: Tensor  # int64 [num_rows], K: how many of them will be kept
+    max_new: int  # the most slots of a row that were never compacted before; known to the host
     stateful_lens: Tensor  # int64 [num_rows], leading tail slots that were compacted before
     logical_lens: Tensor  # int64 [num_rows], tokens so far; the newest has logical_lens - 1
     layers: Tensor  # int64 [num_rows], layer index
     num_layers: int
     seeds: Tensor  # int64 [num_rows], for policies that draw
     queries: TailQueries | None  # the newest queries of each row; None: the policy asked for none
+    query_stats: QueryStats | None = None  # for policies that set `needs_query_stats`
 
     @property
     def valid(self) -> Tensor:
@@ -79,6 +100,10 @@ class TailView:
         """Values, float32 [num_rows, num_kv_heads, max_tail, head_dim], padding zero."""
         return self.backend.gather_values(self.kv_blocks, self.slots)
 
+    def value_range(self) -> Tensor:
+        """max - min over each value's dimensions, float32 [num_rows, num_kv_heads, max_tail]."""
+        return self.backend.value_range(self.kv_blocks, self.slots)
+
     def history(self) -> Tensor:
         """Global score F, float32 [num_rows, num_kv_heads, max_tail]; 0 where a slot has none."""
         return stored_history(self.score_blocks, self.slots, self.stateful_lens)
@@ -89,7 +114,7 @@ class TailView:
         Maximum over a KV head's query heads, mean over queries; see `scores.attention_mass`.
         """
         return self.backend.attention_mass(
-            self.kv_blocks, self.slots, self.positions, self._asked_queries(), self.scale
+            self.kv_blocks, self.slots, self.positions, self.asked_queries(), self.scale
         )
 
     def mass_and_similarity(self, chunk: int, threshold: float) -> tuple[Tensor, Tensor]:
@@ -98,7 +123,7 @@ class TailView:
             self.kv_blocks,
             self.slots,
             self.positions,
-            self._asked_queries(),
+            self.asked_queries(),
             self.scale,
             chunk,
             threshold,
@@ -108,7 +133,69 @@ class TailView:
         """Mean similarity of each key to the whole tail; see `scores.flash_similarity`."""
         return self.backend.flash_similarity(self.kv_blocks, self.slots, self.positions, threshold)
 
-    def _asked_queries(self) -> TailQueries:
+    def highest(self, scores: Tensor, counts: Tensor) -> Tensor:
+        """The `counts` best-scored slots of every row and head, bool of the scores' shape.
+
+        Of equal scores the newer token. counts: int64 [num_rows]; 0 and less choose nothing.
+        """
+        some = counts.clamp(min=1).minimum(self.lens)  # [num_rows]
+        tails = (self.positions, self.lens)
+        chosen = self.backend.select_top_k(scores.contiguous(), *tails, some)
+        return chosen & (counts > 0)[:, None, None]
+
+    def in_pieces(self, measure: Callable[["TailView"], Tensor], vectors: int = 2) -> Tensor:
+        """`measure` of a few rows at a time, joined; it must treat every row by itself.
+
+        Bounds the memory of measures that gather keys or values. vectors: how many float32 vectors
+        of head_dim the measure holds per slot and head.
+        """
+        num_rows, num_kv_heads, max_tail = self.positions.shape
+        row_bytes = 4 * vectors * num_kv_heads * max(max_tail, 1) * self.kv_blocks.shape[-1]
+        step = max(1, _PIECE_BYTES // row_bytes)
+        parts = [slice(first, first + step) for first in range(0, num_rows, step)]
+        return torch.cat([measure(self._rows(part)) for part in parts])
+
+    def remembered(self, measure: Callable[["TailView"], Tensor], vectors: int = 2) -> Tensor:
+        """A measure that never changes for a slot: kept as history, so only new slots are read.
+
+        measure: as for `in_pieces`, and a slot's value may depend on that slot alone. The policy
+        must return the result as `Scores.history`, and may keep no other.
+        """
+        num_rows, num_kv_heads, max_tail = self.positions.shape
+        num_new = min(self.max_new, max_tail)
+        newest = torch.arange(num_new, device=self.lens.device) - num_new + self.lens[:, None]
+        at = newest.clamp(min=0)  # [num_rows, num_new]
+        slots = torch.where(newest >= 0, self.slots.gather(1, at), -1)
+        index = at[:, None].expand(-1, num_kv_heads, -1)  # [num_rows, num_kv_heads, num_new]
+        new_view = dataclasses.replace(self, slots=slots, positions=self.positions.gather(2, index))
+        found = new_view.in_pieces(measure, vectors)  # [num_rows, num_kv_heads, num_new]
+        is_new = (newest >= self.stateful_lens[:, None])[:, None]  # the rest is remembered
+        history = self.history()
+        # What is remembered goes behind the tail, where it is cut off.
+        target = torch.where(is_new.expand_as(index), index, max_tail)
+        padded = torch.cat([history, history.new_zeros(num_rows, num_kv_heads, 1)], dim=2)
+        return padded.scatter_(2, target, found)[..., :max_tail].contiguous()
+
+    def _rows(self, part: slice) -> "TailView":
+        queries = self.queries
+        if queries is not None:
+            queries = queries._replace(
+                ring_slots=queries.ring_slots[part], positions=queries.positions[part]
+            )
+        return dataclasses.replace(
+            self,
+            slots=self.slots[part],
+            positions=self.positions[part],
+            lens=self.lens[part],
+            num_keep=self.num_keep[part],
+            stateful_lens=self.stateful_lens[part],
+            logical_lens=self.logical_lens[part],
+            layers=self.layers[part],
+            seeds=self.seeds[part],
+            queries=queries,
+        )
+
+    def asked_queries(self) -> TailQueries:
         assert self.queries is not None, "a policy that scores by attention must set num_queries"
         return self.queries
 
@@ -133,10 +220,12 @@ class Policy(Protocol):
     def num_sinks(self) -> int:
         """Oldest tail tokens that are always kept, after the recent ones."""
 
-    def score(self, view: TailView) -> Scores | ScoreBlend:
+    def score(self, view: TailView) -> Scores | ScoreBlend | ScoreTiers:
         """Score every tail slot; pure: writes nothing.
 
         A `ScoreBlend` leaves the last step of the Zipage score to the compressor, which takes it
         together with the selection; its meaning and its outcome are those of the `Scores` that
-        `combine_scores` makes of it.
+        `combine_scores` makes of it. So do `ScoreTiers`, which divide the budget.
+
+        A policy that scores with `TailView.query_stats` also has `needs_query_stats = True`.
         """

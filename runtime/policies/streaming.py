@@ -12,7 +12,11 @@ from zipage_lang.runtime.policies.policy import Scores, TailView
 class Streaming:
     """Keeps the tail's first `num_sinks` tokens and, with what is left of the budget, the newest.
 
-    A budget of `num_sinks` or less keeps the newest of the sinks.
+    A budget of `num_sinks` or less keeps the newest of the sinks. Source: StreamingLLM, section 3.
+
+    Here: with a protected prompt the sinks come on top of it ("prefix sliding", arXiv 2608.26070);
+    positions stay those of the text, where the paper counts them anew within the cache.
+    Reads: neither keys nor values.
     """
 
     name: str = "streaming"

@@ -9,6 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from zipage_lang.kernels.backend import ScoreBlend
+from zipage_lang.runtime.policies.measures import require, require_odd
 from zipage_lang.runtime.policies.policy import TailView
 
 
@@ -18,6 +19,11 @@ class Zipage:
 
     lambda * max(S, alpha * F) - (1 - lambda) * R, max-pooled once at a request's first compaction;
     S attention mass of the newest queries, F its decayed history, R softmax of key redundancy.
+    Source: Zipage, equations 1 to 4, in the form of the published code (equation 4 prints S - R).
+
+    Here: S is a share of all that a query attends to, a protected prompt included, where the paper
+    lets the prompt compete. Chunks of redundancy are runs of tail slots, not blocks.
+    Reads: the tail's keys once.
     """
 
     name: str = "zipage"
@@ -35,10 +41,10 @@ class Zipage:
     def __post_init__(self) -> None:
         if self.redundancy not in ("lightning", "flash"):
             raise ValueError(f"redundancy={self.redundancy!r} must be lightning or flash")
-        if self.pool_kernel % 2 == 0:
-            raise ValueError(f"pool_kernel={self.pool_kernel} must be odd, to centre on its slot")
-        if not 0 <= self.mass_weight <= 1:
-            raise ValueError(f"mass_weight={self.mass_weight} must lie between 0 and 1")
+        require(self, 0, 1, "history_decay", "mass_weight", "similarity_threshold")
+        require(self, 1e-6, 1e6, "temperature")
+        require(self, 1, 2**20, "redundancy_chunk")
+        require_odd(self, "pool_kernel")
 
     def score(self, view: TailView) -> ScoreBlend:
         mass, similarity = self._mass_and_similarity(view)

@@ -20,7 +20,8 @@ SHORT = zipage.SamplingParams(temperature=0, max_tokens=4)
 
 @pytest.fixture(scope="module")
 def engine():
-    with zipage.Engine("smollm2-135m", num_blocks=64, num_threads=1, max_model_len=512) as engine:
+    """64 blocks of 16 hold 1,024 tokens; a request may ask for twice that."""
+    with zipage.Engine("smollm2-135m", num_blocks=64, num_threads=1, max_model_len=2048) as engine:
         yield engine
 
 
@@ -33,7 +34,7 @@ def is_alive(engine: zipage.Engine) -> bool:
     [
         ("", "no tokens|empty"),
         ([], "no tokens|empty"),
-        ([5] * 512, "max_model_len"),
+        ([5] * 2048, "max_model_len"),
         ("word " * 3000, "max_model_len"),
         ([49152], "ids go from 0 to 49151"),
         ([-1], "ids go from 0 to 49151"),
@@ -76,15 +77,13 @@ def test_bad_sampling_fields_are_refused_with_the_fix(fields, told):
 
 
 def test_a_request_that_can_never_fit_is_refused_with_the_limit(engine):
-    """64 blocks of 16 hold 1,024 tokens; a bounded request may ask for more than that too."""
     huge = zipage.KV(mode="fixed", budget=2000, interval=256)
-    sampling = zipage.SamplingParams(max_tokens=500)
-    with zipage.Engine("smollm2-135m", num_blocks=8, num_threads=1) as small:
-        with pytest.raises(RequestError, match="lower max_tokens or the kv budget"):
-            small.generate("Hello", sampling)
-        with pytest.raises(RequestError, match="the pool"):
-            small.generate("Hello", sampling, kv=huge)
-        assert is_alive(small)
+    sampling = zipage.SamplingParams(max_tokens=1500)
+    with pytest.raises(RequestError, match="lower max_tokens or the kv budget"):
+        engine.generate("Hello", sampling)
+    with pytest.raises(RequestError, match="the pool"):
+        engine.generate("Hello", sampling, kv=huge)
+    assert is_alive(engine)
 
 
 def test_an_unknown_policy_names_the_known_ones(engine):

@@ -215,3 +215,29 @@ def test_smollm2_float32_tokens_equal_the_cpus_when_memory_is_short(smollm2_here
     wanted = one_by_one(driver(smollm2_here, backend="cpu", **options), PROMPT_IDS[:3], 150)
     found = one_by_one(driver(smollm2_here, backend="cuda", **options), PROMPT_IDS[:3], 150)
     assert_equal(found, wanted)
+
+
+def test_compactions_score_in_the_hopper_kernel_what_tritons_scores(model, driver, monkeypatch):
+    """A cosine at the threshold but for rounding may decide a sum either way."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("no Hopper card")
+    from zipage_lang.kernels import scores
+    from zipage_lang.kernels.hopper import scoring
+
+    pairs, call = [], scoring.mass_and_similarity
+
+    def spy(*args):
+        found = call(*args)
+        pairs.append((found, scores.mass_and_similarity_by_triton(*args)))
+        return found
+
+    monkeypatch.setattr(scoring, "mass_and_similarity", spy)
+    engine = driver(model, **BFLOAT16, **FIXED)
+    pairs.clear()  # what the start measured
+    generate(engine, make_prompts(13), [40 + 11 * index for index in range(13)])
+    torch.cuda.synchronize()
+    assert pairs
+    for (mass, similarity), (wanted_mass, wanted_similarity) in pairs:
+        torch.testing.assert_close(mass, wanted_mass, atol=1e-6, rtol=1e-4)
+        apart = ~similarity.isclose(wanted_similarity, atol=1e-5, rtol=1e-4)
+        assert apart.float().mean() < 0.01, f"{int(apart.sum())} of {apart.numel()} sums"

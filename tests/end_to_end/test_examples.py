@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture(scope="module")
 def engine():
-    with zipage.Engine("smollm2-135m", num_threads=2, num_blocks=600) as engine:
+    with zipage.Engine("smollm2-135m", num_threads=1, num_blocks=600) as engine:
         yield engine
 
 

@@ -8,6 +8,7 @@ import transformers
 import zipage_lang as zipage
 
 MAX_TOKENS = 64
+ALONE_TOKENS = 16  # a step for one costs hardly less than one for twenty
 PROMPTS = [
     "The capital of France is",
     "def fibonacci(n):\n",
@@ -67,15 +68,15 @@ SMOLLM2_VARIANTS = {
 
 @pytest.mark.parametrize("options", SMOLLM2_VARIANTS.values(), ids=SMOLLM2_VARIANTS.keys())
 def test_smollm2_in_one_batch(smollm2, prompts, expected, driver, options):
-    assert driver(smollm2, num_threads=2, **options).greedy(prompts, MAX_TOKENS) == expected
+    assert driver(smollm2, **options).greedy(prompts, MAX_TOKENS) == expected
 
 
 def test_smollm2_alone_then_sixteen_on_a_warm_cache(smollm2, prompts, expected, driver):
-    engine = driver(smollm2, num_threads=2)
+    engine = driver(smollm2)
     for index in range(len(prompts)):
-        engine.add(f"alone-{index}", prompts[index], temperature=0, max_tokens=MAX_TOKENS)
+        engine.add(f"alone-{index}", prompts[index], temperature=0, max_tokens=ALONE_TOKENS)
         engine.finish()
-        assert engine.tokens(f"alone-{index}") == expected[index]
+        assert engine.tokens(f"alone-{index}") == expected[index][:ALONE_TOKENS]
     assert engine.greedy(prompts[:16], MAX_TOKENS, name="first") == expected[:16]
     assert engine.greedy(prompts[:16], MAX_TOKENS, name="warm") == expected[:16]
     hits = sum(engine.final(f"warm-{i}").usage.cached_tokens for i in range(16))
@@ -92,13 +93,13 @@ def test_smollm2_alone_then_sixteen_on_a_warm_cache(smollm2, prompts, expected, 
 )
 def test_smollm2_without_a_place(smollm2, prompts, expected, driver, options, count):
     """A pool of 40 blocks can't hold 20 requests of up to 9 blocks: some must lose their place."""
-    engine = driver(smollm2, num_threads=2, num_blocks=40, **options)
+    engine = driver(smollm2, num_blocks=40, **options)
     assert engine.greedy(prompts, MAX_TOKENS) == expected
     assert engine.engine.stats()[count] > 0
 
 
 def test_smollm2_over_zmq(prompts, expected):
-    with zipage.Engine("smollm2-135m", kv_cache_memory=0.25, num_threads=2) as engine:
+    with zipage.Engine("smollm2-135m", kv_cache_memory=0.25, num_threads=1) as engine:
         sampling = zipage.SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
         outputs = engine.generate(prompts, sampling)
     assert [list(output.token_ids) for output in outputs] == expected

@@ -8,7 +8,7 @@ import zipage_lang as zipage
 @pytest.fixture(scope="module")
 def engine():
     options = {"kv_mode": "fixed", "kv_budget": 48, "evict_interval": 16, "num_blocks": 400}
-    with zipage.Engine("smollm2-135m", num_threads=2, **options) as engine:
+    with zipage.Engine("smollm2-135m", num_threads=1, **options) as engine:
         yield engine
 
 
@@ -156,7 +156,7 @@ def test_run_returns_when_branches_that_nobody_joined_are_done():
         branches += zipage.gen("rest", max_tokens=5, temperature=0)
         return branches
 
-    with zipage.Engine("smollm2-135m", num_threads=2, num_blocks=200) as engine:
+    with zipage.Engine("smollm2-135m", num_threads=1, num_blocks=200) as engine:
         state = scatter.run(backend=engine)
     assert len(state.ret_value["rest"]) == 3  # read after the engine is gone
     assert state.text() == "One two three"

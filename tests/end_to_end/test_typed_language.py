@@ -14,7 +14,7 @@ BUDGET, INTERVAL = 48, 16
 @pytest.fixture(scope="module")
 def engine():
     options = {"kv_mode": "fixed", "kv_budget": BUDGET, "evict_interval": INTERVAL}
-    with zipage.Engine("smollm2-135m", num_threads=2, num_blocks=400, **options) as engine:
+    with zipage.Engine("smollm2-135m", num_threads=1, num_blocks=400, **options) as engine:
         yield engine
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zipage_lang.kernels.hopper import build
+from zipage_lang.kernels.hopper import build, choose
 from zipage_lang.kernels.hopper.choose import (
     BLOCK_K,
     CLUSTERS_HELD,
@@ -18,6 +18,7 @@ from zipage_lang.kernels.hopper.choose import (
     MEASURED,
     ROW_SIZES,
     HopperConfig,
+    beats_cublas,
     choose_config,
     expected_us,
     padded_rows,
@@ -34,16 +35,22 @@ SHAPES = {
     "heads": [(151936, 1024), (151936, 5120), (128256, 4096)],
     "odd": [(64, 64), (64, 4096), (320, 192), (1088, 704)],
 }
-ROW_COUNTS = [1, 2, 15, 16, 17, 33, 64, 65, 96, 100, 128, 129, 160, 161, 191, 192]
+ROW_COUNTS = [1, 2, 15, 16, 17, 33, 64, 65, 96, 100, 128, 129, 160, 161, 191, 192, 193, 224, 256]
 REGISTERS = 512  # a lane, for the warps of one of an SM's four parts
+FEEDER_REGISTERS = 32  # a thread, where it hands registers over
 OTHER_REGISTERS = 24  # a thread needs beside its accumulators
-SHARED_BYTES, STAGE_ROOM = 226 * 1024, 207 * 1024
+SHARED_BYTES, STAGE_ROOM = 225 * 1024, 207 * 1024
 
 
-def assert_can_run(config, num_rows, out_size, in_size, held=CLUSTERS_HELD):
+def assert_can_run(config, num_rows, out_size, in_size, held=CLUSTERS_HELD, *, adds=False):
     rows, tile_rows = padded_rows(num_rows), GROUP_ROWS * config.groups
-    warps_of_a_part = config.groups + 1  # each warpgroup has one in every part; then the feeder
-    assert rows // 2 + OTHER_REGISTERS <= REGISTERS // warps_of_a_part, config
+    # Each warpgroup has a warp in every part. The feeder takes an equal share, or leaves all but
+    # a few.
+    share = REGISTERS // (config.groups + 1)
+    if rows // 2 + OTHER_REGISTERS > share:
+        share = (REGISTERS - FEEDER_REGISTERS) // config.groups
+        assert (config.groups, config.splits, adds) == (3, 1, False), config
+    assert rows // 2 + OTHER_REGISTERS <= share, config
     assert 1 <= config.cluster_size == config.sharers * config.splits <= MAX_CLUSTER, config
     assert held[config.cluster_size] > 0, config
     assert 1 <= config.splits <= in_size // BLOCK_K, config  # no CTA without a block of K
@@ -64,6 +71,10 @@ def test_every_cut_can_run(model):
             assert len(set(ranked)) == len(ranked)
             for config in ranked:
                 assert_can_run(config, num_rows, *shape)
+            adding = ranked_configs(num_rows, *shape, adds=True)
+            for config in adding:
+                assert_can_run(config, num_rows, *shape, adds=True)
+            assert choose_config(num_rows, *shape, adds=True) in adding
             assert choose_config(num_rows, *shape) in ranked
 
 
@@ -99,6 +110,28 @@ def test_measured_cuts_are_possible_and_are_chosen():
         assert config in ranked_configs(rows, *shape)
         smaller = ROW_SIZES[ROW_SIZES.index(rows) - 1] + 1 if rows > ROW_SIZES[0] else 1
         assert choose_config(smaller, *shape) == choose_config(rows, *shape) == config
+
+
+def test_our_kernel_is_used_where_it_was_measured_or_rows_are_few_unless_cublas_won(monkeypatch):
+    assert beats_cublas(192, 640, 320)
+    assert not beats_cublas(193, 640, 320)
+    monkeypatch.setitem(MEASURED, (224, 640, 320), (1, 1, 1))
+    monkeypatch.setattr(choose, "CUBLAS_IS_FASTER", frozenset({(192, 640, 320)}))
+    assert beats_cublas(193, 640, 320)
+    assert not beats_cublas(225, 640, 320)
+    assert not beats_cublas(161, 640, 320)
+    assert beats_cublas(160, 640, 320)
+    monkeypatch.setitem(MEASURED, (256, 640, 320), (1, 1, 1))
+    assert beats_cublas(256, 640, 320)
+    assert not beats_cublas(257, 640, 320)
+
+
+def test_a_measured_cut_without_registers_to_add_is_not_chosen_to_add(monkeypatch):
+    choose_config.cache_clear()
+    monkeypatch.setitem(MEASURED, (256, 640, 320), (3, 1, 1))
+    assert choose_config(256, 640, 320) == (3, 1, 1)
+    assert choose_config(256, 640, 320, adds=True).groups < 3
+    choose_config.cache_clear()
 
 
 def test_rows_are_padded_to_the_next_size_and_refused_above_the_largest():

@@ -11,19 +11,21 @@ import math
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from zipage_lang.kernels import hopper
-from zipage_lang.kernels.backend import TailQueries
+from zipage_lang.kernels.backend import TailQueries, choose_backend
+from zipage_lang.kernels.hopper import scoring
 from zipage_lang.kernels.reference import scores as reference
 
 SCALE, FIRST_POSITION = 0.3, 10
 SOURCES = Path(hopper.__file__).resolve().parent
 STAND_IN = Path(__file__).resolve().parent / "hopper_stand_in"
-KERNEL_PARTS = ("params", "load", "products", "rows", "kernel")
+KERNEL_PARTS = ("params", "load", "products", "rows", "newest", "kernel")
 
 
 class World:
@@ -117,13 +119,16 @@ def emulated(tmp_path_factory):
     return run
 
 
-def run_on_card(world, chunk, threshold, *_):
-    from zipage_lang.kernels.hopper import scoring
-
+def on_card(world):
+    """kv, slots, positions and queries."""
     queries = TailQueries(*(part.cuda() for part in world.queries))
-    assert scoring.takes(world.kv.cuda(), queries, chunk)
-    tail = (world.kv.cuda(), world.slots.cuda(), world.positions.cuda())
-    results = scoring.mass_and_similarity(*tail, queries, SCALE, chunk, threshold)
+    return world.kv.cuda(), world.slots.cuda(), world.positions.cuda(), queries
+
+
+def run_on_card(world, chunk, threshold, *_):
+    tail = on_card(world)
+    assert scoring.takes(tail[0], tail[3], chunk)
+    results = scoring.mass_and_similarity(*tail, SCALE, chunk, threshold)
     return [part.cpu() for part in results]
 
 
@@ -177,6 +182,32 @@ def test_newest_similar_key_is_found_wherever_it_lies(run, families, step):
     assert_equals_twin(run, world, 256, 0.7)
 
 
+@pytest.mark.parametrize("shared", [1.0, 3.0])
+@pytest.mark.parametrize("order", ["shuffled", "in order"])
+def test_chunks_after_chunks_full_of_similar_keys_equal_their_twin(run, order, shared):
+    """The newest keys alone are tried there; in the third and fifth chunk they are not enough."""
+    world = World((5 * 256 + 100,), heads=1)
+    world.draw_keys(shared=shared)
+    if order == "in order":
+        world.positions[:] = torch.arange(5 * 256 + 100).int() + FIRST_POSITION
+    for index in (2 * 256 + 50, 4 * 256, 4 * 256 + 130):  # keys that are similar to none
+        slot = world.slots[0, index]
+        world.kv[slot // 16, 0, slot % 16] *= -1
+    assert_equals_twin(run, world, 256, world.threshold(256), num_ctas=1)
+
+
+def test_newest_similar_keys_beside_the_newest_of_all_are_found(run):
+    """Every 8th slot of the second chunk is newer than the others; the newest four are of a family
+    of their own, so that the newest of the others' family is none of those that are tried first.
+    """
+    world = World((512,), heads=1)
+    apart = [256 + 8 * index for index in range(28, 32)]
+    world.draw_keys(families=[range(256), apart, sorted(set(range(256, 512)) - set(apart))])
+    index = torch.arange(512).int()
+    world.positions[:] = index + FIRST_POSITION + torch.where(index % 8 == 0, 1000, 0)
+    assert_equals_twin(run, world, 256, 0.7, num_ctas=1)
+
+
 def test_zero_keys_are_similar_to_none(run):
     world = World((200,), heads=1)
     world.draw_keys(shared=1.0)
@@ -193,3 +224,73 @@ def test_no_order_of_threads_changes_a_bit(emulated, seed):
     one = emulated(world, 256, threshold, 1, seed)
     two = emulated(world, 256, threshold, 4, seed + 100)
     assert all(torch.equal(left, right) for left, right in zip(one, two, strict=True))
+
+
+def made_for(*, dtype=torch.bfloat16, head_dim=128, group=4, num_queries=16, chunk=256, cuda=True):
+    """Whether the kernel takes these sizes on a card that has it."""
+    kv = SimpleNamespace(dtype=dtype, shape=(9, 2, 16, 2, head_dim), is_cuda=cuda)
+    ring = SimpleNamespace(shape=(99, 2 * group, head_dim))
+    queries = SimpleNamespace(ring=ring, ring_slots=SimpleNamespace(shape=(5, num_queries)))
+    return scoring.takes(kv, queries, chunk)
+
+
+TAKEN = [{}, {"head_dim": 64, "group": 3}, {"group": 8, "num_queries": 8}, {"chunk": 1}]
+NOT_TAKEN = [
+    {"dtype": torch.float16},
+    {"head_dim": 80},
+    {"group": 16, "num_queries": 4},
+    {"group": 3, "num_queries": 17},  # 68 columns when padded
+    {"chunk": 257},
+    {"cuda": False},
+]
+
+
+def test_only_sizes_that_the_kernel_is_made_for_are_taken(monkeypatch):
+    monkeypatch.setattr(scoring, "_is_there", lambda: True)
+    assert [made_for(**sizes) for sizes in TAKEN] == [True] * len(TAKEN)
+    assert [made_for(**sizes) for sizes in NOT_TAKEN] == [False] * len(NOT_TAKEN)
+    monkeypatch.setattr(scoring, "_is_there", lambda: False)
+    assert not made_for()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [128, 96])
+def test_the_backend_scores_in_this_kernel_what_it_takes(monkeypatch, head_dim):
+    world = World((300, 77), head_dim=head_dim)
+    world.draw_keys(shared=0.8)
+    threshold, calls, call = world.threshold(256), [], scoring.mass_and_similarity
+    monkeypatch.setattr(
+        scoring, "mass_and_similarity", lambda *args: (calls.append(args), call(*args))[1]
+    )
+    backend = choose_backend("cuda", torch.bfloat16)
+    found = backend.mass_and_similarity(*on_card(world), SCALE, 256, threshold)
+    assert len(calls) == (head_dim == 128)
+    tail = (world.kv, world.slots, world.positions)
+    wanted = reference.mass_and_similarity(*tail, world.queries, SCALE, 256, threshold)
+    for one, two in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.cpu(), two, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.gpu
+def test_keys_past_two_to_the_31_elements_are_found():
+    world = World((300,), heads=8)
+    world.draw_keys(shared=0.8)
+    kv, slots, *rest = on_card(world)
+    num_far = 2**31 // kv[0].numel() + 1
+    pool = torch.cat([torch.zeros((num_far, *kv.shape[1:]), dtype=kv.dtype, device=kv.device), kv])
+    far = torch.where(slots < 0, slots, slots + num_far * kv.shape[2])
+    near = scoring.mass_and_similarity(kv, slots, *rest, SCALE, 256, 0.5)
+    found = scoring.mass_and_similarity(pool, far, *rest, SCALE, 256, 0.5)
+    assert all(torch.equal(one, two) for one, two in zip(found, near, strict=True))
+
+
+@pytest.mark.gpu
+def test_the_kernel_never_waits_for_the_device():
+    world = World((300, 77))
+    world.draw_keys()
+    tail = on_card(world)
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        scoring.mass_and_similarity(*tail, SCALE, 256, 0.5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -8,6 +8,7 @@ import torch
 
 from zipage_lang.kernels.backend import choose_backend
 from zipage_lang.kernels.reference import linear as module
+from zipage_lang.kernels.reference.fused_ops import rms_norm
 from zipage_lang.kernels.reference.linear import MAX_PACKED_ROWS, LinearProducts
 
 ROW_COUNTS = [0, 1, 2, 3, 8, 15, 16, 17, MAX_PACKED_ROWS, MAX_PACKED_ROWS + 1, 70]
@@ -118,3 +119,25 @@ def test_cpu_backends_share_no_budget():
         actual = backend.linear(x, backend.prepare_linear(weight, bias))
         assert_is_product(actual, x, weight, bias, 1e-5)
     assert first.linear.__self__ is not second.linear.__self__
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_stream_is_normalised_multiplied_and_added_to_as_by_hand(dtype):
+    backend = choose_backend("cpu")
+    up, _ = make_weight(2 * 32, 29, dtype, seed=1)
+    down, bias = make_weight(29, 32, dtype, seed=2)
+    head, _ = make_weight(11, 29, dtype, seed=3)
+    scale, hidden = torch.randn(29).to(dtype), torch.randn(5, 29).to(dtype)
+    before = hidden.clone()
+    stream = backend.open_stream(hidden, 1e-3)
+    inner = backend.normed_gated_linear(stream, backend.prepare_gated_linear(up, None, scale))
+    backend.add_linear(stream, inner, backend.prepare_linear(down, bias))
+    normed = rms_norm(before, scale, 1e-3)
+    gate, up_part = (normed @ up.T).chunk(2, dim=1)
+    total = before + ((torch.nn.functional.silu(gate) * up_part) @ down.T + bias)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.1
+    found = backend.normed_stream(stream, scale)
+    torch.testing.assert_close(found, rms_norm(total, scale, 1e-3), atol=tolerance, rtol=tolerance)
+    logits = backend.normed_linear(stream, backend.prepare_linear(head, None, scale))
+    assert_is_product(logits, found, head, None, tolerance)
+    assert torch.equal(hidden, before)

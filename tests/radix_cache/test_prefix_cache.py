@@ -416,6 +416,15 @@ def test_flush_leaves_what_is_in_use(cache, prefill, open_table):
     cache.check_invariants([table])
 
 
+def test_a_flush_counts_the_peak_anew_from_what_is_held(cache, prefill):
+    first, second = prefill([1, 1, 0, 0]), prefill([0, 1, 1, 0])
+    cache.drop(second)
+    assert cache.peak_held == 4
+    cache.flush()
+    assert cache.peak_held == 2
+    cache.drop(first)
+
+
 def test_peak_counts_what_tables_held_at_once(cache, prefill):
     for start in (1, 11):
         tokens = list(range(start, start + 6))

@@ -6,6 +6,7 @@ import random
 import types
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -18,11 +19,12 @@ class LittleMemory(DecodeGraphs):
     """Captures nothing, and refuses batches larger or smaller than it has room for."""
 
     room = range(0, 1000)
+    grouped_room = range(0, 1000)
 
-    def _capture_padding(self, bucket, has_queries):
-        if bucket not in self.room:
-            raise torch.OutOfMemoryError(f"no room for {bucket}")
-        return bucket
+    def _capture_padding(self, kind):
+        if kind.bucket not in (self.grouped_room if kind.is_grouped else self.room):
+            raise torch.OutOfMemoryError(f"no room for {kind}")
+        return kind.bucket
 
 
 def decodes(count):
@@ -45,13 +47,16 @@ def decodes(count):
 def make_graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
 
-    def make(room, max_rows=16):
+    def make(room, max_rows=16, min_grouped=99, grouped_room=range(1000)):
         last_token_ids = torch.zeros(max_rows, dtype=torch.int64)
-        graphs = LittleMemory(None, None, None, None, last_token_ids, max_rows=max_rows)
-        graphs.room = room
+        planner = Planner(min_grouped)
+        graphs = LittleMemory(None, None, None, planner, last_token_ids, max_rows=max_rows)
+        graphs.room, graphs.grouped_room = room, grouped_room
         told = []
         graphs.warm_up(False, lambda done, total: told.append((done, total)))
-        assert told[-1] == (len(buckets_up_to(max_rows)),) * 2
+        buckets = buckets_up_to(max_rows)
+        num_captures = len(buckets) + sum(bucket >= min_grouped for bucket in buckets)
+        assert told[-1] == (num_captures, num_captures)
         return graphs
 
     return make
@@ -84,6 +89,47 @@ def test_with_memory_for_none_decoding_goes_on_without_graphs(make_graphs, caplo
     assert "decoding runs without graphs" in caplog.text
 
 
+def test_buckets_that_can_group_have_a_second_graph(make_graphs, caplog):
+    graphs = make_graphs(range(1000), min_grouped=8)
+    assert set(graphs._captured) == {
+        *((bucket, False, False) for bucket in (1, 2, 4, 8, 16)),
+        *((bucket, False, True) for bucket in (8, 16)),
+    }
+    assert graphs.grouped_buckets == (8, 16)
+    assert not caplog.messages
+
+
+def replayed(graphs, monkeypatch, count):
+    """Which capture a step of so many decodes replays."""
+    seen = []
+    for kind in list(graphs._captured):
+        graph = types.SimpleNamespace(replay=lambda kind=kind: seen.append(kind))
+        graphs._captured[kind] = types.SimpleNamespace(graph=graph, logits=torch.zeros(16, 2))
+    monkeypatch.setattr(graphs, "_send_inputs", lambda *_: None)
+    monkeypatch.setattr(
+        graphs, "_tables", types.SimpleNamespace(of_rows=lambda rows: np.ones((len(rows), 1)))
+    )
+    graphs.run(decodes(count))
+    return seen
+
+
+def test_a_grouped_plan_replays_the_grouped_graph(make_graphs, monkeypatch):
+    graphs = make_graphs(range(1000), min_grouped=8)
+    assert replayed(graphs, monkeypatch, 4) == [(4, False, False)]
+    assert replayed(graphs, monkeypatch, 7) == [(8, False, True)]
+
+
+def test_a_bucket_without_memory_for_its_grouped_graph_runs_ungrouped(
+    make_graphs, caplog, monkeypatch
+):
+    graphs = make_graphs(range(1000), min_grouped=4, grouped_room=range(5, 9))
+    assert len(caplog.messages) == 1
+    assert "read a shared prefix once, of batch sizes [4, 16]" in caplog.messages[0]
+    assert replayed(graphs, monkeypatch, 3) == [(4, False, False)]
+    assert replayed(graphs, monkeypatch, 5) == [(8, False, True)]
+    assert replayed(graphs, monkeypatch, 16) == [(16, False, False)]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -102,10 +148,17 @@ def test_a_step_with_anything_but_decodes_runs_without_a_graph(make_graphs, chan
 
 
 class Planner:
-    """Takes note of the batch that it is to plan."""
+    """Takes note of the batch that it is to plan, and groups whatever it may."""
 
-    def plan(self, batch, bucket):
+    def __init__(self, min_grouped=99):
+        self.min_grouped = min_grouped
+
+    def can_group(self, bucket):
+        return bucket >= self.min_grouped
+
+    def plan(self, batch, bucket, *, may_group=True):
         self.batch, self.bucket = batch, bucket
+        return types.SimpleNamespace(is_grouped=may_group and self.can_group(bucket))
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
@@ -129,7 +182,9 @@ def test_numbers_of_a_step_equal_the_loop_over_its_rows(monkeypatch, block_size)
     graphs = DecodeGraphs(None, cache, tables, planner, last_token_ids, max_rows=16)
     replayed = []
     graph = types.SimpleNamespace(replay=lambda: replayed.append(graphs._inputs.tolist()))
-    graphs._captured[16, True] = types.SimpleNamespace(graph=graph, logits=torch.zeros(16, 2))
+    graphs._captured[16, True, False] = types.SimpleNamespace(
+        graph=graph, logits=torch.zeros(16, 2)
+    )
 
     assert graphs.run(chunks).shape == (11, 2)
 

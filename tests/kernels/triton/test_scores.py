@@ -115,7 +115,7 @@ CASES = [  # tail_lens, chunk, sizes
 def test_one_pass_equals_its_twin(device, tail_lens, chunk, sizes):
     world = World(tail_lens, device, **sizes)
     rest = (world.queries, SCALE, chunk, world.threshold(chunk))
-    mass, similarity = scores.mass_and_similarity(*world.tail, *rest)
+    mass, similarity = scores.mass_and_similarity_by_triton(*world.tail, *rest)
     wanted_mass, wanted_similarity = reference.mass_and_similarity(*world.tail, *rest)
     assert_close(mass, wanted_mass)
     assert_close(similarity, wanted_similarity)
@@ -148,20 +148,20 @@ def test_newest_similar_key_is_found_wherever_it_lies(device, families, step):
     world.slots[0, 60:70] = -1  # holes in the middle
     world.positions[1] = torch.arange(256, device=device) + FIRST_POSITION
     world.positions *= NEWER_BY[step]
-    _, found = scores.mass_and_similarity(*world.tail, world.queries, SCALE, 256, 0.7)
+    _, found = scores.mass_and_similarity_by_triton(*world.tail, world.queries, SCALE, 256, 0.7)
     assert_close(found, reference.lightning_similarity(*world.tail, 256, 0.7))
 
 
 def test_chunk_without_keys_scores_zero(device):
     world = World((40, 5), device, heads=1)
-    results = scores.mass_and_similarity(*world.tail, world.queries, SCALE, 16, 0.5)
+    results = scores.mass_and_similarity_by_triton(*world.tail, world.queries, SCALE, 16, 0.5)
     assert all((result[1, :, 16:] == 0).all() for result in results)
 
 
 def test_float16_keys_equal_their_twin(device):
     world = World((40, 23), device, heads=1, dtype=torch.float16)
     rest = (world.queries, SCALE, 16, world.threshold(16))
-    found = scores.mass_and_similarity(*world.tail, *rest)
+    found = scores.mass_and_similarity_by_triton(*world.tail, *rest)
     for part, wanted in zip(found, reference.mass_and_similarity(*world.tail, *rest), strict=True):
         assert_close(part, wanted)
 
@@ -188,7 +188,9 @@ def test_lightning_similarity_equals_its_twin_and_the_one_pass(device, chunk):
     threshold = world.threshold(chunk)
     found = scores.lightning_similarity(*world.tail, chunk, threshold)
     assert_close(found, reference.lightning_similarity(*world.tail, chunk, threshold))
-    _, fused = scores.mass_and_similarity(*world.tail, world.queries, SCALE, chunk, threshold)
+    _, fused = scores.mass_and_similarity_by_triton(
+        *world.tail, world.queries, SCALE, chunk, threshold
+    )
     assert_close(fused, found)
 
 
@@ -202,7 +204,7 @@ def test_newest_of_many_duplicates_looks_least_redundant(device):
 def test_zero_keys_are_similar_to_none(device):
     world = World((20, 20), device)
     world.kv[:, 0] = 0.0
-    _, similarity = scores.mass_and_similarity(*world.tail, world.queries, SCALE, 16, 0.0)
+    _, similarity = scores.mass_and_similarity_by_triton(*world.tail, world.queries, SCALE, 16, 0.0)
     assert (similarity == 0).all()
 
 
@@ -235,8 +237,10 @@ def test_keys_past_two_to_the_31_elements_are_found(device):
     pool = torch.cat([far, world.kv])
     slots = world.slots + num_far * world.kv.shape[2]
     rest = (world.positions, world.queries, SCALE, 256, 0.5)
-    near = scores.mass_and_similarity(world.kv, world.slots, *rest)
-    for found, wanted in zip(scores.mass_and_similarity(pool, slots, *rest), near, strict=True):
+    near = scores.mass_and_similarity_by_triton(world.kv, world.slots, *rest)
+    for found, wanted in zip(
+        scores.mass_and_similarity_by_triton(pool, slots, *rest), near, strict=True
+    ):
         assert torch.equal(found, wanted)
 
 
@@ -246,7 +250,9 @@ def test_scoring_never_waits_for_the_device(device):
     lens = torch.tensor([300, 77], device=device)
     try:
         torch.cuda.set_sync_debug_mode("error")
-        mass, similarity = scores.mass_and_similarity(*world.tail, world.queries, SCALE, 256, 0.5)
+        mass, similarity = scores.mass_and_similarity_by_triton(
+            *world.tail, world.queries, SCALE, 256, 0.5
+        )
         scores.flash_similarity(*world.tail, 0.5)
         scores.combine_scores(
             mass, similarity, mass, lens, lens > 100,

@@ -1,60 +1,57 @@
 """Policies by name, shipped and third-party; a third-party one runs through the compressor."""
 
-import textwrap
+import re
+import sys
+import tomllib
+from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
+from test_support.one_request import OneRequest
 
-from zipage_lang.kernels.backend import choose_backend
-from zipage_lang.runtime.kv_cache import KVCache, KVShape
-from zipage_lang.runtime.kv_compressor import KVCompressor
 from zipage_lang.runtime.policies.policy import Policy
-from zipage_lang.runtime.policies.registry import load_policies
+from zipage_lang.runtime.policies.random import Random
+from zipage_lang.runtime.policies.registry import PolicyQueries, load_policies
 from zipage_lang.runtime.policies.zipage import Zipage
-from zipage_lang.runtime.step_plan import Compaction
 
-LONG_KEYS = """
-    import dataclasses
-
-    from zipage_lang.runtime.policies.policy import Scores, TailView
-
-
-    @dataclasses.dataclass(frozen=True)
-    class LongKeys:
-        name: str = "long-keys"
-        num_queries: int = 0
-        num_recent: int = 2
-        num_sinks: int = 1
-
-        def score(self, view: TailView) -> Scores:
-            return Scores(keep=view.keys().norm(dim=-1))
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "policies.md").read_text()
+EXAMPLE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[-1]  # a policy in one file
+ENTRY = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0]
+MORE = """
+long_values = LongValues()
+not_a_policy = 7
 
 
-    long_keys = LongKeys()
-    not_a_policy = 7
+def make():
+    return LongValues(name="made")
 
 
-    def make():
-        return LongKeys(name="made")
+def misnamed():
+    return LongValues(name="a:b")
 
 
-    @dataclasses.dataclass(frozen=True)
-    class Impostor(LongKeys):
-        name: str = "zipage"
+@dataclasses.dataclass(frozen=True)
+class Impostor(LongValues):
+    name: str = "zipage"
 """
 
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Puts the module above on the path, with one entry point, as pip would."""
+    """Puts the page's example on the path, with its entry point, as pip would."""
 
-    def install_entry_point(target, module="long_keys_policy"):
-        (tmp_path / f"{module}.py").write_text(textwrap.dedent(LONG_KEYS))
-        info = tmp_path / "long_keys-1.0.dist-info"
+    def install_entry_point(target="LongValues"):
+        (tmp_path / "long_values.py").write_text(EXAMPLE + MORE)
+        info = tmp_path / "long_values-1.0.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: long-keys\nVersion: 1.0\n")
-        entry = f"[zipage_lang.policies]\nlong-keys = {module}:{target}\n"
-        (info / "entry_points.txt").write_text(entry)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: long-values\nVersion: 1.0\n")
+        groups = tomllib.loads(ENTRY)["project"]["entry-points"]
+        lines = []
+        for group, entries in groups.items():
+            lines += [f"[{group}]", *(f"{k} = {v}" for k, v in entries.items())]
+        text = "\n".join(lines).replace(":LongValues", f":{target}")
+        (info / "entry_points.txt").write_text(text + "\n")
+        monkeypatch.delitem(sys.modules, "long_values", raising=False)
         monkeypatch.syspath_prepend(str(tmp_path))
 
     return install_entry_point
@@ -68,7 +65,8 @@ def test_shipped_policies_are_there_by_name():
 
 
 @pytest.mark.parametrize(
-    ("target", "name"), [("LongKeys", "long-keys"), ("long_keys", "long-keys"), ("make", "made")]
+    ("target", "name"),
+    [("LongValues", "long-values"), ("long_values", "long-values"), ("make", "made")],
 )
 def test_entry_point_may_be_a_class_an_instance_or_a_maker(install, target, name):
     install(target)
@@ -77,7 +75,7 @@ def test_entry_point_may_be_a_class_an_instance_or_a_maker(install, target, name
 
 def test_entry_point_that_is_no_policy_is_refused(install):
     install("not_a_policy")
-    with pytest.raises(ValueError, match=r"long_keys_policy:not_a_policy.* is no policy"):
+    with pytest.raises(ValueError, match=r"long_values:not_a_policy.* is no policy"):
         load_policies()
 
 
@@ -87,38 +85,103 @@ def test_entry_point_may_not_take_a_shipped_name(install):
         load_policies()
 
 
-def test_third_party_policy_compacts(install):
-    install("LongKeys")
-    shape = KVShape(num_layers=1, num_q_heads=1, num_kv_heads=1, head_dim=2, dtype=torch.float32)
-    cache = KVCache(
-        shape,
-        num_blocks=4,
-        block_size=4,
-        num_query_slots=1,
-        window=16,
-        device=torch.device("cpu"),
-    )
-    norms = [1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 0.1, 0.2]  # slot 0 is a sink, slots 6 and 7 are recent
-    cache.kv[0, [1] * 4 + [2] * 4, 0, [0, 1, 2, 3] * 2, 0, 0] = torch.tensor(norms)
-    item = Compaction(
-        ident=0,
-        row=0,
-        policy="long-keys",
-        protected_len=0,
-        tail_len=8,
-        num_keep=5,
-        stateful_len=0,
-        logical_len=8,
-        query_slot=None,
-        num_queries=0,
-        seed=0,
-        block_ids_before=(1, 2),
-        block_ids=(1, 2),
-        block_copies=(),
-    )
-    KVCompressor(cache, choose_backend("cpu"), load_policies()).run((item,))
-    kept = cache.position[0, [1, 1, 1, 1, 2], [0, 1, 2, 3, 0], 0].tolist()
-    assert kept == [0, 1, 6, 3, 7]
+def test_entry_point_with_a_name_that_reads_as_parameters_is_refused(install):
+    install("misnamed")
+    with pytest.raises(ValueError, match=r"'a:b' .* needs a name without"):
+        load_policies()
+
+
+def test_the_example_of_the_page_is_one_short_file():
+    assert len(EXAMPLE.splitlines()) < 60
+
+
+@pytest.mark.parametrize("asked", ["long-values", "long-values:power=2.5:num_recent=2"])
+def test_the_example_of_the_page_compacts(install, asked):
+    install()
+    policy = load_policies()[asked]
+    request = OneRequest(1, protected_len=3)
+    for _ in range(2):
+        request.grow(30)
+        before = {head: list(tail) for head, tail in request.tails.items()}
+        request.compact(policy, 20)
+        for head, tail in request.tails.items():
+            assert {t.position for t in tail} == longest_values(policy, before[head])
+
+
+def longest_values(policy, tail):
+    """The newest, the oldest, and of the others those with the longest values: 20 in all."""
+    at = sorted(token.position for token in tail)
+    kept = set(at[-policy.num_recent :]) | set(at[: policy.num_sinks])
+    rest = [token for token in tail if token.position not in kept]
+    rest.sort(key=lambda token: float(np.linalg.norm(token.value)), reverse=True)
+    return kept | {token.position for token in rest[: 20 - len(kept)]}
+
+
+def test_parameters_are_read_as_what_their_defaults_are():
+    policies = load_policies()
+    asked = policies["zipage:mass_weight=1:num_recent=3:redundancy=flash"]
+    assert asked == Zipage(mass_weight=1.0, num_recent=3, redundancy="flash")
+    assert isinstance(asked.mass_weight, float)
+    assert policies["random:fresh=False"] == Random(fresh=False)
+    assert policies["zipage:mass_weight=1:num_recent=3:redundancy=flash"] is asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        ("rkv:", "'' sets nothing; write parameters as name:parameter=value"),
+        ("rkv:fast", "'fast' sets nothing"),
+        ("rkv:mass_wait=1", "no parameter 'mass_wait'; did you mean 'mass_weight'\\?"),
+        ("rkv:name=zipage", "no parameter 'name'"),
+        ("full:num_recent=1", "no parameter 'num_recent'; known: none"),
+        ("rkv:mass_weight=0.1:mass_weight=0.2", "sets mass_weight twice"),
+        ("rkv:mass_weight=much", "mass_weight='much' must be of kind float"),
+        ("rkv:mass_weight=nan", "mass_weight='nan' must be of kind float"),
+        ("rkv:num_recent=1.5", "num_recent='1.5' must be of kind int"),
+        ("random:fresh=1", "fresh='1' must be of kind true or false"),
+        ("rkv:mass_weight=1.5", "mass_weight=1.5 must lie between 0 and 1"),
+        ("snapkv:pool_kernel=4", "pool_kernel=4 must be odd"),
+        ("rkv:num_recent=-1", "num_recent=-1 must lie between 0 and"),
+        ("streaming:num_sinks=100000", "num_sinks=100000 must lie between 0 and 64"),
+        ("rkv:num_queries=0", "num_queries=0 must be at least 1"),
+        ("random:num_queries=4", "num_queries=4 must be 0"),
+        ("zipage:redundancy=none", "redundancy='none' must be lightning or flash"),
+    ],
+)
+def test_bad_parameters_are_refused_in_one_sentence(asked, complaint):
+    with pytest.raises(ValueError, match=f"^kv policy {asked!r}.*{complaint}"):
+        load_policies()[asked]
+
+
+def test_an_unknown_policy_is_no_key():
+    policies = load_policies()
+    assert "rkv:mass_weight=0.5" in policies
+    assert "rvk" not in policies
+    assert "rvk:mass_weight=0.5" not in policies
+    assert list(policies) == [name for name in policies if ":" not in name]
+
+
+def test_remade_policies_are_equal_however_many_are_asked_for():
+    policies = load_policies()
+    asked = [f"rkv:mass_weight=0.{number:03}" for number in range(600)]
+    first = [policies[text] for text in asked]
+    assert [policies[text] for text in asked] == first
+
+
+def test_more_queries_than_the_rings_hold_are_refused():
+    queries = PolicyQueries(load_policies(), 16, lambda: None)
+    assert queries["snapkv:num_queries=9"] == 9
+    with pytest.raises(ValueError, match="scores with 17 queries but this engine keeps 16"):
+        queries["snapkv:num_queries=17"]
+
+
+def test_query_statistics_are_prepared_before_a_policy_that_needs_them_is_answered_for():
+    calls = []
+    queries = PolicyQueries(load_policies(), 16, lambda: calls.append("measured"))
+    assert queries["rkv"] == 8
+    assert not calls
+    assert queries["triattention:num_recent=9"] == 0
+    assert calls
 
 
 @pytest.mark.parametrize(
