@@ -1,14 +1,13 @@
 """Decode attention with shared prefixes on the card: plain launch against grouped, each in a graph.
 
-    python3 benchmarks/card/shared_prefix.py [layers]
+    python3 benchmarks/card/shared_prefix.py
 
 Results are held against float64 first. GB/s counts, under "as if" the slots of every row, under
 "read" what the launch has to read. Ends in one JSON line. Knows nothing of the engine.
 """
 
 import json
-import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from timing import capture, event_ms, host_us
@@ -20,24 +19,40 @@ from zipage_lang.kernels.flashinfer_module import Heads
 from zipage_lang.kernels.graph_decode import GraphDecode
 from zipage_lang.kernels.grouped_launch import GroupedLayout
 from zipage_lang.kernels.merge import merge_parts
-from zipage_lang.kernels.shared_prefix import shared_blocks, worthwhile_groups
+from zipage_lang.kernels.shared_prefix import best_groups, shared_blocks, worthwhile_groups
 
 DEVICE = torch.device("cuda", 0)
 HEADS = Heads(32, 8, 128, 16)
 SLOT_BYTES = 4 * HEADS.num_kv_heads * HEADS.head_dim
 SCALE = 0.09
-PER_GROUP = 8
-LOADS = [(192, 1390), (128, 2304), (96, 2304)]  # rows, resident slots of each
-PROMPTS = (0, 128, 224)  # shared by eight
 
 
-def make_batch(num_rows: int, kv_len: int, prompt_len: int) -> AttentionBatch:
-    """Scattered blocks; groups of eight neighbours begin with the same ones."""
+class Case(NamedTuple):
+    """Groups of `num_sharers` neighbours that share prompts of each of the lengths."""
+
+    num_rows: int
+    kv_len: int
+    num_sharers: int
+    prompt_lens: tuple[int, ...]
+    num_layers: int
+
+
+CASES = [
+    Case(192, 1390, 8, (0, 224), 36),  # aime at K = 1024
+    Case(128, 2304, 8, (0, 224), 36),  # at K = 2048
+    Case(64, 2304, 16, (1024, 2048), 36),  # samples of long prompts
+    Case(64, 8448, 64, (8192,), 8),  # branches of one long thought
+]
+
+
+def make_batch(case: Case, prompt_len: int) -> AttentionBatch:
+    """Scattered blocks; a group's neighbours begin with the same ones."""
+    num_rows, kv_len = case.num_rows, case.kv_len
     generator = torch.Generator().manual_seed(num_rows + prompt_len)
     each, shared = -(-kv_len // HEADS.block_size), prompt_len // HEADS.block_size
     tables = (torch.randperm(num_rows * each, generator=generator) + 1).int().view(num_rows, each)
-    for first in range(0, num_rows, PER_GROUP):
-        tables[first : first + PER_GROUP, :shared] = tables[first, :shared].clone()
+    for first in range(0, num_rows, case.num_sharers):
+        tables[first : first + case.num_sharers, :shared] = tables[first, :shared].clone()
     starts = torch.arange(num_rows + 1, dtype=torch.int32)
     return AttentionBatch(starts, torch.full((num_rows,), kv_len, dtype=torch.int32), tables)
 
@@ -51,6 +66,11 @@ def exact_row(q: Tensor, layer_kv: Tensor, batch: AttentionBatch, row: int) -> T
     )  # [kv_len, num_q_heads, head_dim] each
     scores = torch.einsum("hd,khd->hk", q[row].double(), keys) * SCALE
     return torch.einsum("hk,khd->hd", scores.softmax(1), values)
+
+
+def shared_of(batch: AttentionBatch) -> Any:
+    tables, kv_lens = batch.block_tables.numpy(), batch.kv_lens.numpy()
+    return shared_blocks(tables, kv_lens, HEADS.block_size)
 
 
 class Bench:
@@ -71,12 +91,7 @@ class Bench:
     def plan(self, batch: AttentionBatch, way: str) -> AttentionPlan:
         if way == "plain":
             return self.graphs.plan(batch, self.num_rows, may_group=False)
-        return self.graphs.plan_groups(batch, self.num_rows, self.groups(batch))
-
-    def groups(self, batch: AttentionBatch) -> list[Any]:
-        most = GroupedLayout(self.num_rows, HEADS).max_tiles
-        tables, kv_lens = batch.block_tables.numpy(), batch.kv_lens.numpy()
-        return worthwhile_groups(shared_blocks(tables, kv_lens, HEADS.block_size), HEADS, most)
+        return self.graphs.plan_groups(batch, self.num_rows, best_groups(shared_of(batch), HEADS))
 
     def attend(self, pool: Tensor, plan: AttentionPlan) -> Tensor:
         return self.kernels.attention(self.q, pool, plan, SCALE, need_lse=True)[0]
@@ -113,14 +128,16 @@ class Bench:
         return event_ms(capture(work).replay) / len(self.pools) * 1e3
 
 
-def measure(bench: Bench, prompt_len: int) -> dict[str, Any]:
-    batch = make_batch(bench.num_rows, bench.kv_len, prompt_len)
-    groups = bench.groups(batch)
+def measure(bench: Bench, case: Case, prompt_len: int) -> dict[str, Any]:
+    batch = make_batch(case, prompt_len)
+    groups = best_groups(shared_of(batch), HEADS)
     not_read = sum((g.end_row - g.first_row - 1) * g.num_blocks for g in groups)
     rows_bytes = bench.num_rows * bench.kv_len * SLOT_BYTES
     least_bytes = rows_bytes - not_read * HEADS.block_size * SLOT_BYTES
     found: dict[str, Any] = {"rows": bench.num_rows, "kv_len": bench.kv_len, "prompt": prompt_len}
+    most = GroupedLayout(case.num_rows, HEADS).max_tiles
     found["groups"] = len(groups)
+    found["engine_groups"] = bool(worthwhile_groups(shared_of(batch), HEADS, most))
     for way, read_bytes in (("plain", rows_bytes), ("grouped", least_bytes)):
         plan = bench.plan(batch, way)
         found[f"{way}_error"] = bench.error(batch, plan)
@@ -135,26 +152,27 @@ def measure(bench: Bench, prompt_len: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    num_layers = int(sys.argv[1]) if len(sys.argv) > 1 else 36
     results = []
-    for num_rows, kv_len in LOADS:
-        bench = Bench(num_rows, kv_len, num_layers)
-        for prompt_len in PROMPTS:
-            found = measure(bench, prompt_len)
+    for case in CASES:
+        bench = Bench(case.num_rows, case.kv_len, case.num_layers)
+        for prompt_len in case.prompt_lens:
+            found = measure(bench, case, prompt_len)
             results.append(found)
             print(
-                f"{num_rows} x {kv_len}, prompts of {prompt_len}: plain {found['plain_us']:.1f} us "
+                f"{case.num_rows} x {case.kv_len}, prompts of {prompt_len} shared by "
+                f"{case.num_sharers}: plain {found['plain_us']:.1f} us "
                 f"a layer ({found['plain_as_if_gb_s']:.0f} GB/s), grouped "
                 f"{found['grouped_us']:.1f} us ({found['grouped_as_if_gb_s']:.0f} GB/s as if, "
                 f"{found['grouped_read_gb_s']:.0f} read), gain {found['gain']:.1%}; merge alone "
                 f"{found['merge_us']:.1f} us; plan {found['plain_plan_us']:.0f} and "
                 f"{found['grouped_plan_us']:.0f} us; errors {found['plain_error']:.1e} and "
-                f"{found['grouped_error']:.1e}",
+                f"{found['grouped_error']:.1e}; the engine "
+                f"{'groups' if found['engine_groups'] else 'does not'}",
                 flush=True,
             )
         del bench
         torch.cuda.empty_cache()
-    print(json.dumps({"benchmark": "shared_prefix", "layers": num_layers, "results": results}))
+    print(json.dumps({"benchmark": "shared_prefix", "results": results}))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from zipage_lang.kernels import shared_prefix
 from zipage_lang.kernels.graph_decode import GraphDecode
 
 pytestmark = pytest.mark.gpu
@@ -54,6 +55,7 @@ def generate(engine, prompts):
 
 @pytest.mark.parametrize("kv", [{}, FIXED], ids=["off", "fixed"])
 def test_grouped_decodes_part_at_near_ties_only(make_tiny_model, driver, monkeypatch, kv):
+    monkeypatch.setattr(shared_prefix, "MERGE_BYTES", 2**20)
     model, prompts, num_grouped = make_tiny_model("Qwen3", **SHAPE)[0], make_prompts(), []
     plan_groups = GraphDecode._plan_groups
     monkeypatch.setattr(

@@ -170,15 +170,15 @@ def test_a_norm_in_the_weight_is_that_of_the_norm_and_the_weight():
     assert_right(product.normed(x, squares_of(x), EPS), wanted, "folded and gated")
 
 
+@pytest.mark.parametrize("max_apart", [0, 192])
 @pytest.mark.parametrize("num_rows", [5, 100, 192, 193, 256, 300])
-def test_a_stream_through_every_kind_of_product_equals_float64(num_rows):
+def test_a_stream_through_every_kind_of_product_equals_float64(num_rows, max_apart, monkeypatch):
     """Ours, cuBLAS, and one after the other: a weight of 96 rows is none that ours takes."""
-    from zipage_lang.kernels.products import (
-        CardProducts,
-    )  # Triton must not be set up without a card
+    from zipage_lang.kernels import products as card_products  # sets Triton up: not without a card
     from zipage_lang.kernels.residual_stream import ResidualStream
 
-    products, hidden = CardProducts(torch.bfloat16), 1024
+    monkeypatch.setattr(card_products, "MAX_ROWS_NORMED_APART", max_apart)
+    products, hidden = card_products.CardProducts(torch.bfloat16), 1024
     scale, values = drawn(hidden, seed=1), drawn(num_rows, hidden, seed=2)
     stream, exact = ResidualStream(values, EPS), values.double()
     for seed, width in enumerate((512, 96, 512, 512, 96)):

@@ -2,7 +2,8 @@
 
 The stand-in (`hopper_stand_in`) runs the kernel's own source on the CPU, 256 threads of a CTA in
 turn, in any order that its barriers allow; instructions of the card are functions there. It finds
-wrong indices, fragments, swizzles and missing barriers, not what only the card can tell.
+wrong indices, fragments, swizzles, misaligned addresses (those of ordinary loads and stores by the
+compiler's checks) and missing barriers, not what only the card can tell.
 Which keys count as similar is a hard decision, so thresholds lie in the widest gap of cosines.
 """
 
@@ -83,6 +84,16 @@ class World:
         return float(near[widest] + near.diff()[widest] / 2)
 
 
+def barely_aligned(tensor, num_bytes):
+    """A copy at an odd multiple of `num_bytes`, itself one of the element's size."""
+    step = num_bytes // tensor.element_size()
+    room = tensor.new_empty(tensor.numel() + 2 * step)
+    first = step * (1 + room.data_ptr() // num_bytes % 2)
+    copy = room[first : first + tensor.numel()].view(tensor.shape)
+    assert copy.data_ptr() % (2 * num_bytes) == num_bytes, (copy.data_ptr(), num_bytes)
+    return copy.copy_(tensor)
+
+
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
     """mass_and_similarity by the stand-in; num_ctas and a seed of the threads' order follow."""
@@ -94,26 +105,36 @@ def emulated(tmp_path_factory):
         shutil.copy(SOURCES / f"scoring_{part}.cuh", folder)
     for source in STAND_IN.iterdir():
         shutil.copy(source, folder)
-    flags = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC", "-I."]
-    command = [compiler, *flags, "-x", "c++", "emulate.cpp", "-o", "emulated.so"]
-    subprocess.run(command, cwd=folder, check=True)
+    flags = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-fsanitize=alignment", "-fPIC"]
+    compile_it = [compiler, *flags, "-I.", "-c", "-x", "c++", "emulate.cpp"]
+    # Linked without the sanitizer's own library, whose function emulate.cpp has.
+    link_it = [compiler, "-shared", "emulate.o", "-o", "emulated.so"]
+    for command in (compile_it, link_it):
+        subprocess.run(command, cwd=folder, check=True)
     library = ctypes.CDLL(str(folder / "emulated.so"))
 
     def run(world, chunk, threshold, num_ctas, seed):
-        results = [torch.full(world.positions.shape, math.nan) for _ in range(2)]
-        tensors = (world.kv, world.slots, world.positions, *world.queries, *results)
+        unset = torch.full(world.positions.shape, math.nan)
+        results = [barely_aligned(unset, unset.element_size()) for _ in range(2)]
+        given = (world.kv, world.slots, world.positions, *world.queries)
+        copied = (world.kv, world.queries.ring)  # 16 bytes at a time
+        tensors = [
+            barely_aligned(part, 16 if any(part is own for own in copied) else part.element_size())
+            for part in given
+        ]
         num_rows, heads, max_tail = world.positions.shape
         group, num_queries = world.queries.ring.shape[1] // heads, world.queries.ring_slots.shape[1]
         sizes = (num_rows, heads, world.kv.shape[4], group, num_queries, max_tail, chunk)
         code = library.emulate(
-            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors),
+            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in (*tensors, *results)),
             *sizes,
             world.kv.shape[2],
             *(ctypes.c_float(value) for value in (SCALE * math.log2(math.e), threshold)),
             num_ctas,
             seed,
         )
-        assert code == 0, "the kernel's threads wait for each other, or end with work left"
+        assert code != 1, "the kernel's threads wait for each other, or end with work left"
+        assert code != 2, "an address is misaligned, see stderr"
         return results
 
     return run

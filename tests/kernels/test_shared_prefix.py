@@ -20,6 +20,12 @@ SLOT_BYTES = 4096  # of a layer at the shapes below
 MANY = 10_000
 
 
+@pytest.fixture(autouse=True)
+def _a_cheap_merge(monkeypatch):
+    """Small worlds show the rule; what a merge costs on a card is a matter of measurement."""
+    monkeypatch.setattr(shared_prefix, "MERGE_BYTES", 16 * 2**20)
+
+
 def shapes(group_size=4, block_size=16):
     return Heads(8 * group_size, 8, 128, block_size)
 

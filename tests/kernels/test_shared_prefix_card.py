@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from zipage_lang.kernels import shared_prefix
 from zipage_lang.kernels.attention import FlashInferAttention
 from zipage_lang.kernels.backend import AttentionBatch
 from zipage_lang.kernels.flashinfer_module import Heads
@@ -111,7 +112,8 @@ def groups_of(batch, heads, max_tiles):
     return groups
 
 
-def test_plans_group_where_it_pays_and_equal_the_plain_launch():
+def test_plans_group_where_it_pays_and_equal_the_plain_launch(monkeypatch):
+    monkeypatch.setattr(shared_prefix, "MERGE_BYTES", 16 * 2**20)
     rng, shape = random.Random(3), Heads(32, 8, 128, 16)
     kernels = FlashInferAttention(CARD, torch.bfloat16)
     graphs = GraphDecode(kernels, shape, max_rows=64, max_blocks=200)

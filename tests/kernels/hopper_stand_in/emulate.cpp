@@ -1,6 +1,9 @@
 // Runs the scoring kernel's source on a CPU, CTA after CTA; which warp runs next is drawn, and it runs as
 // far as it can, so that a missing barrier shows.
 // Knows nothing of how scores are computed.
+//
+// To be compiled with -fsanitize=alignment, whose checks of ordinary loads and stores call a function
+// that stands below.
 #include <random>
 
 #include "scoring_kernel.cuh"
@@ -85,6 +88,19 @@ bool run_cta(std::mt19937& random) {
 
 }  // namespace
 
+// What the compiler tells of an access: see TypeMismatchData in GCC's libsanitizer/ubsan.
+struct Access {
+    const char* file;
+    uint32_t line, column;
+    const void* type;
+    unsigned char log_alignment, kind;
+};
+
+extern "C" void __ubsan_handle_type_mismatch_v1(const Access* access, uint64_t address) {
+    note_misaligned(address, 1 << access->log_alignment, access->file, access->line);
+}
+
+// 0, or 1: the threads wait for each other or end with work left, 2: an address is misaligned.
 extern "C" int emulate(const void* kv, const void* slots, const void* positions, const void* ring,
                        const void* ring_lse, const void* ring_slots, const void* query_at,
                        void* mass, void* similarity, int rows, int heads, int dim, int group,
@@ -111,10 +127,11 @@ extern "C" int emulate(const void* kv, const void* slots, const void* positions,
     params = &all;
     kernel = dim == 128 ? kernel_of<2>(members) : kernel_of<1>(members);
     std::mt19937 random(seed);
+    num_misaligned = 0;
     gridDim.x = num_shares * heads;
     for (int cta = 0; cta < gridDim.x; ++cta) {
         start(cta);
         if (!run_cta(random)) return 1;
     }
-    return 0;
+    return num_misaligned == 0 ? 0 : 2;
 }

@@ -25,16 +25,17 @@ using std::min;
 struct Index {
     int x;
 };
-struct float2 {
+// Aligned as on the card, where the compiler reads each in one go.
+struct alignas(8) float2 {
     float x, y;
 };
-struct float4 {
+struct alignas(16) float4 {
     float x, y, z, w;
 };
-struct uint2 {
+struct alignas(8) uint2 {
     uint32_t x, y;
 };
-struct uint4 {
+struct alignas(16) uint4 {
     uint32_t x, y, z, w;
 };
 
@@ -84,6 +85,19 @@ inline void meet(int place, int size) {
 
 inline void meet_warp() { meet(current->thread >> 5, 32); }
 inline Fiber* own_warp() { return fibers + (current->thread & ~31); }
+
+inline int num_misaligned;
+
+// The card ends a kernel that does so; here it goes on, so that a test can fail for it.
+inline void note_misaligned(uint64_t address, int bytes, const char* file, int line) {
+    constexpr int kMostShown = 3;
+    if (num_misaligned++ >= kMostShown) return;
+    fprintf(stderr, "%s:%d: %#lx is no multiple of %d\n", file, line, address, bytes);
+}
+
+inline void must_be_aligned(uint64_t address, int bytes, const char* file, int line) {
+    if (address % bytes != 0) note_misaligned(address, bytes, file, line);
+}
 
 template <class To, class From>
 To bits_of(From value) {
@@ -173,6 +187,7 @@ namespace zl {
 
 alignas(1024) inline char dynamic[120 * 1024];
 constexpr uint32_t kSharedBase = 528;  // a kernel must align what needs it
+static_assert(kSharedBase % sizeof(uint4) == 0, "else addresses here and there differ in alignment");
 
 inline uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(static_cast<const char*>(pointer) - dynamic) + kSharedBase;

@@ -7,6 +7,8 @@
 namespace zl {
 
 inline void copy_16(uint32_t target, const void* source, bool is_there) {
+    must_be_aligned(target, 16, __FILE__, __LINE__);
+    must_be_aligned(reinterpret_cast<uint64_t>(source), 16, __FILE__, __LINE__);
     memset(shared_at(target), 0xFF, 16);  // NaN until it has arrived
     current->copies.push_back({target, source, is_there});
 }
@@ -24,12 +26,16 @@ inline const char* element_of(const char* base, uint32_t index, uint32_t size) {
     return base + uint64_t(index) * size;
 }
 inline void show_to_wgmma() {}
-inline void store_half(uint32_t address, uint16_t value) { memcpy(shared_at(address), &value, 2); }
+inline void store_half(uint32_t address, uint16_t value) {
+    must_be_aligned(address, 2, __FILE__, __LINE__);
+    memcpy(shared_at(address), &value, 2);
+}
 inline float exp2_fast(float value) { return exp2f(value); }
 inline float rsqrt_fast(float value) { return 1.0f / sqrtf(value) * (1 + 1e-7f); }
 
 inline void load_transposed(uint32_t (&a)[4], uint32_t address) {
     const int lane = current->thread & 31;
+    must_be_aligned(address, 16, __FILE__, __LINE__);
     current->box = address;
     meet_warp();
     for (int matrix = 0; matrix < 4; ++matrix) {

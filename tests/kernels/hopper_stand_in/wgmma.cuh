@@ -12,10 +12,7 @@ inline Work open_work[kNumThreads];                   // not committed
 inline std::vector<Work> committed_work[kNumThreads];  // not waited for
 
 inline uint64_t operand_descriptor(uint32_t address) {
-    if (address % 1024 != 0) {
-        fprintf(stderr, "a tile at %u, which is no multiple of 1024\n", address);
-        abort();
-    }
+    must_be_aligned(address, 1024, __FILE__, __LINE__);
     return address >> 4;
 }
 
