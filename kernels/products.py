@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 
 from zipage_lang.kernels import fused_ops
 from zipage_lang.kernels.hopper.build import KernelsUnavailableError
-from zipage_lang.kernels.hopper.choose import MAX_ROWS_NORMED_APART
+from zipage_lang.kernels.hopper.choose import ROWS_NORMED_APART
 from zipage_lang.kernels.hopper.library import load
 from zipage_lang.kernels.hopper.linear import GATE_GROUP, HopperLinear
 from zipage_lang.kernels.residual_stream import ResidualStream
@@ -97,7 +97,7 @@ class CardProducts:
     def add_linear(stream: ResidualStream, x: Tensor, prepared: PreparedProduct) -> None:
         """Add x [num_rows, in_size] times the weight to the stream."""
         hopper = _hopper_for(x, prepared)
-        if hopper is not None and len(x) > MAX_ROWS_NORMED_APART:
+        if hopper is not None and len(x) not in ROWS_NORMED_APART:
             stream.replace(*hopper.add(x, stream.values))
         else:
             stream.add(CardProducts.linear(x, prepared))

@@ -130,7 +130,7 @@ class CompressionConfig:
     kv_mode: Mode = "off"  # fixed: compact when due; adaptive: only under pressure
     kv_budget: int = 2048  # K: tail tokens kept per (layer, KV head)
     evict_interval: int = 256  # E: tail tokens that may pile up on top of K
-    policy: str = "zipage"
+    policy: str = "zipage"  # a name, or name:parameter=value:.. (docs/policies.md)
     protect: Protect = "prompt"
     kv_reuse: Reuse = "compacted"
     num_query_slots: int | None = None  # query rings for scoring; None: one per 4 rows, 16 at least

@@ -131,8 +131,9 @@ class KVCompressor:
 
     def _keep_highest(self, policy: Policy, rows: TailRows, scores: Scores) -> None:
         tails = (rows.positions, rows.lens)
+        keep = scores.keep.contiguous()
         protected = self._backend.protect_slots(
-            scores.keep, *tails, rows.logical_lens, policy.num_recent, policy.num_sinks
+            keep, *tails, rows.logical_lens, policy.num_recent, policy.num_sinks
         )
         self._backend.fill_holes(
             self._kv,

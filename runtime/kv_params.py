@@ -50,7 +50,7 @@ class KVParams:
     mode: Mode | None = None
     budget: int | None = None  # K: tail tokens kept per (layer, KV head)
     interval: int | None = None  # E: tail tokens that may pile up on top of K
-    policy: str | None = None
+    policy: str | None = None  # a name, or name:parameter=value:.. (docs/policies.md)
     protect: Protect | None = None  # "none": the prompt competes too, as in the paper
     protected_len: int | None = None  # leading tokens never compacted; None: the whole prompt
     reuse: Reuse | None = None  # "exact": never continue from a compacted node of the tree

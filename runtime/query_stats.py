@@ -17,8 +17,8 @@ from zipage_lang.runtime.models.registry import LoadedModel
 from zipage_lang.runtime.models.rope import rotary_frequencies
 from zipage_lang.runtime.policies.policy import QueryStats
 
-NUM_SEQUENCES = 8
-SEQUENCE_LEN = 128
+NUM_SEQUENCES = 16
+SEQUENCE_LEN = 64
 _BLOCK_SIZE = 16
 _SEED = 20260
 
@@ -48,26 +48,16 @@ def measure_query_stats(
     start_token: what every sequence starts with, such as the end of a text.
     """
     num_steps = min(SEQUENCE_LEN, loaded.max_model_len)
-    blocks_each = -(-num_steps // _BLOCK_SIZE)
-    cache = KVCache(
-        shape,
-        num_blocks=1 + NUM_SEQUENCES * blocks_each,
-        block_size=_BLOCK_SIZE,
-        num_query_slots=NUM_SEQUENCES,
-        window=1,
-        device=backend.device,
-    )
+    cache = _small_cache(shape, num_steps, backend.device)
     frequencies = rotary_frequencies(loaded.arch, loaded.max_model_len)[0].to(backend.device)
     generator = torch.Generator().manual_seed(_SEED)
     tokens = torch.full((NUM_SEQUENCES,), start_token, device=backend.device)
-    center = torch.zeros((shape.num_layers, shape.num_q_heads, shape.head_dim))
-    center = center.to(backend.device)
+    center = torch.zeros_like(cache.queries[:, 0], dtype=torch.float32)
     length = center[..., : shape.head_dim // 2].clone()
     for step in range(num_steps):
-        batch = _batch(backend, shape, tokens, step, blocks_each)
-        logits = loaded.model.logits(loaded.model.forward(batch, cache))
+        hidden = loaded.model.forward(_batch(backend, shape, tokens, step, num_steps), cache)
         uniform = torch.rand(NUM_SEQUENCES, generator=generator, dtype=torch.float64)
-        tokens = _draw(logits, uniform.to(backend.device))
+        tokens = _draw(loaded.model.logits(hidden), uniform.to(backend.device))
         turned = turn_back(cache.queries.float(), frequencies * step)
         center += turned.sum(1)
         length += torch.hypot(*turned.chunk(2, dim=-1)).sum(1)
@@ -82,10 +72,27 @@ def turn_back(q: Tensor, angles: Tensor) -> Tensor:
     return torch.cat([low * cos + high * sin, high * cos - low * sin], dim=-1)
 
 
+def _small_cache(shape: KVShape, num_steps: int, device: torch.device) -> KVCache:
+    """Room for all sequences; a ring holds the queries of the newest step."""
+    return KVCache(
+        shape,
+        num_blocks=1 + NUM_SEQUENCES * _blocks_each(num_steps),
+        block_size=_BLOCK_SIZE,
+        num_query_slots=NUM_SEQUENCES,
+        window=1,
+        device=device,
+    )
+
+
+def _blocks_each(num_steps: int) -> int:
+    return -(-num_steps // _BLOCK_SIZE)
+
+
 def _batch(
-    backend: Backend, shape: KVShape, tokens: Tensor, step: int, blocks_each: int
+    backend: Backend, shape: KVShape, tokens: Tensor, step: int, num_steps: int
 ) -> ForwardBatch:
     """One decode of every sequence at position `step`; sequence i owns a run of blocks."""
+    blocks_each = _blocks_each(num_steps)
     tables = 1 + torch.arange(NUM_SEQUENCES * blocks_each).view(NUM_SEQUENCES, -1)
     num_seen = step // _BLOCK_SIZE + 1
     attention = AttentionBatch(

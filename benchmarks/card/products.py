@@ -273,19 +273,24 @@ def use_best(best: dict[str, Any]) -> None:
 
 
 def chain(weights: dict[str, list[Tensor]], rate: float) -> None:
+    from zipage_lang.kernels import products as card_products
+
     all_bytes = sum(weight.nbytes for name in SHAPES for weight in weights[name])
     least = all_bytes / rate / 1e3
     print(f"stack of {LAYERS} layers without attention: least {least:.2f} ms; ms (share), distance")
     hopper = hopper_products(weights)
+    prepared, usual = prepared_products(hopper), card_products.ROWS_NORMED_APART
     variants = {
-        "cublas": (stack_of_layers, cublas_products(weights)),
-        "ours, norms apart": (stack_of_layers, hopper),
-        "ours, norms inside": (stream_of_layers, prepared_products(hopper)),
+        "cublas": (stack_of_layers, cublas_products(weights), usual),
+        "ours, norms apart": (stack_of_layers, hopper, usual),
+        "ours, norms inside": (stream_of_layers, prepared, range(0)),
+        "as the engine": (stream_of_layers, prepared, usual),
     }
     for rows in CHAIN_ROWS:
         line, reference = f"{rows:4d}", None
-        for name, (stack, products) in variants.items():
+        for name, (stack, products, apart) in variants.items():
             torch.manual_seed(rows)
+            card_products.ROWS_NORMED_APART = apart
             try:
                 work = stack(products, rows)
                 out = work().double()

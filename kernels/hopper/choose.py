@@ -93,9 +93,10 @@ MEASURED: dict[tuple[int, int, int], tuple[int, int, int]] = {
 CUBLAS_IS_FASTER: frozenset[tuple[int, int, int]] = frozenset(
     {(256, 4096, 4096), (256, 4096, 12288), (256, 6144, 4096)}
 )
-# Up to as many rows a launch of its own for each norm is no slower, since it overlaps with the next
-# product's weights: 4.51 ms for 36 layers of 128 rows against 4.7. Above, norms inside save 4%.
-MAX_ROWS_NORMED_APART = 192
+# Between these numbers of rows each norm has a launch of its own, which overlaps with the loads of the
+# next product's weights: 36 layers of 128 rows take 4.59 ms so, 4.66 with norms inside; of 192 rows
+# 5.6 and 5.8. Below and above, norms inside save 1 to 3%.
+ROWS_NORMED_APART = range(97, 193)
 
 
 def beats_cublas(num_rows: int, out_size: int, in_size: int) -> bool:

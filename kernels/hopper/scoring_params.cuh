@@ -2,6 +2,7 @@
 // Knows nothing of how it is computed.
 #pragma once
 #include <cuda_bf16.h>
+#include <stddef.h>
 #include <stdint.h>
 
 namespace zl {
@@ -64,14 +65,14 @@ struct ScoringParams {
 };
 
 // Of the keys of a chunk; those of the chunk before are still in use when it arrives.
-struct KeyNotes {
+struct alignas(16) KeyNotes {
     int ages[kChunkSlots];     // position + 1, 0 where there is no key
     int dropped[kChunkSlots];  // from the slot's sum of cosines, in fixed point
 };
 
 // Of the queries of a row, likewise. A column stands at kThreadColumns * (thread's lane % 4) + its index
 // in that thread.
-struct QueryNotes {
+struct alignas(16) QueryNotes {
     float lses[kColumns];     // inf where there is no query
     int until[kColumns];      // age of the newest key that a query sees; [lane % 4][query]
     int counts[kScoreWarps];  // queries that are there
@@ -96,10 +97,21 @@ struct alignas(16) ScoringNotes {
     uint32_t newest[kChunkSlots];  // the highest code of a similar key, 0: none
     uint32_t group_codes[kGroup];   // of the group's keys
     uint32_t rest[kScoreWarps];     // the highest code of a warp's other keys
-    int patience;                   // for how many chunks the group is not tried
     KeyNotes keys[2];
     QueryNotes queries[2];
+    int patience;                   // for how many chunks the group is not tried
 };
+
+// What is read 16 or 8 bytes at a time.
+static_assert(offsetof(QueryNotes, lses) % 16 == 0, "float4");
+static_assert(offsetof(ScoringNotes, counts) % 16 == 0 && sizeof(WarpCounts) == 16, "whole");
+static_assert(offsetof(ScoringNotes, inverse_parts) % 16 == 0 && kInverseRow % 8 == 0, "uint4");
+static_assert(offsetof(ScoringNotes, norms) % 8 == 0, "float2");
+static_assert(offsetof(ScoringNotes, codes) % 8 == 0, "uint2");
+static_assert(offsetof(ScoringNotes, group_codes) % 8 == 0, "uint2");
+// Swizzled rows start at multiples of 1024 in each panel; behind them lie the notes.
+static_assert(kKeyPanel % 1024 == 0 && kQueryPanel % 1024 == 0 && kGroupPanel % 1024 == 0 &&
+              kTileBytes % 1024 == 0, "operands");
 
 constexpr int scoring_shared_bytes(int panels) {
     return 1024 + panels * (kKeyPanel + kQueryPanel + kGroupPanel) +

@@ -46,8 +46,7 @@ class Page:
         fresh = self._sums((is_fresh[:, 0] & view.valid).float()) > 0
         pages = pages.masked_fill(fresh, CHOSEN)  # [num_rows, num_pages]
         spread = pages.repeat_interleave(self.page_len, dim=1)[:, : view.slots.shape[1]]
-        keep = spread[:, None].expand(view.positions.shape).contiguous()
-        return Scores(keep=keep, history=per_token)
+        return Scores(keep=spread[:, None].expand(view.positions.shape), history=per_token)
 
     def _sums(self, per_slot: Tensor) -> Tensor:
         """float32 [num_rows, max_tail] -> [num_rows, num_pages]."""

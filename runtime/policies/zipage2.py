@@ -14,17 +14,33 @@ from zipage_lang.runtime.policies.policy import TailView
 
 @dataclasses.dataclass(frozen=True)
 class Zipage2:
+    """Ours. Of the budget K, a share goes to the newest tokens; of the rest R, in this order,
+
+        mass_share     to the highest G = max(S, alpha * F): attention of the last queries, or
+                       what is left of it since it was paid; G is remembered as F (from Zipage)
+        range_share    to the widest values, max - min over dimensions (from VaSE)
+        novelty_share  to the keys least like the others of their chunk: Zipage's R, unscaled
+        the rest       to lots (from Random Attention), drawn anew at each compaction or for good
+
+    each per layer and KV head, among those that no earlier part took. What was said once and is
+    asked for late is found by values and keys, not by what is attended to now; shares of the
+    budget keep one measure from taking the place of another, as weights in one sum do.
+    Each part goes away with its share; G without memory has `history_decay=0`. A protected prompt
+    comes on top of K, and is what attention scores need most: see `protect`.
+    Reads: the tail's keys and values once. With `novelty_share=0` no keys are compared.
+    """
+
     name: str = "zipage2"
     num_queries: int = 16
-    num_recent: int = 16
+    num_recent: int = 16  # newest tokens that stay in any case
     num_sinks: int = 0
-    recent_share: float = 0.15  # of the budget
+    recent_share: float = 0.1  # of the budget
     mass_share: float = 0.25  # of what is left of it, as are the next two
-    range_share: float = 0.5
-    novelty_share: float = 0.0
-    history_decay: float = 0.8
-    pool_kernel: int = 1
-    fresh: bool = True
+    range_share: float = 0.35
+    novelty_share: float = 0.3
+    history_decay: float = 0.8  # alpha
+    pool_kernel: int = 1  # of G, at a request's first compaction
+    fresh: bool = True  # False: a token's lot is drawn once
     similarity_threshold: float = 0.5
     redundancy_chunk: int = 256
 

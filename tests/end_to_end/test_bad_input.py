@@ -89,6 +89,14 @@ def test_a_request_that_can_never_fit_is_refused_with_the_limit(engine):
 def test_an_unknown_policy_names_the_known_ones(engine):
     with pytest.raises(RequestError, match=r"unknown kv policy 'zipag'.*zipage"):
         engine.generate("Hello", SHORT, kv=zipage.KV(mode="fixed", policy="zipag"))
+
+
+@pytest.mark.parametrize("asked", ["rkv:mass_wait=1", "rkv:mass_weight=2", "snapkv:num_queries=99"])
+def test_a_policys_bad_parameter_refuses_the_request_alone(engine, asked):
+    with pytest.raises(RequestError, match=f"kv policy '{asked}'"):
+        engine.generate("Hello", SHORT, kv=zipage.KV(mode="fixed", policy=asked))
+    kv = zipage.KV(mode="fixed", policy="rkv:mass_weight=0.5")
+    assert engine.generate("Hello", SHORT, kv=kv)
     assert is_alive(engine)
 
 

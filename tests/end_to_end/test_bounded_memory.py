@@ -31,11 +31,13 @@ def one_layer(make_tiny_model):
 
 
 @pytest.mark.parametrize(
-    ("policy", "num_tokens"), [("zipage", 4000), ("streaming", 1500), ("random", 1500)]
+    ("policy", "num_tokens"), [("zipage", 4000), ("streaming", 700), ("random", 700)]
 )
 def test_resident_length_never_passes_its_bound(one_layer, driver, policy, num_tokens):
     budget, interval, protected = 96, 48, 37
-    engine = driver(one_layer, kv_mode="fixed", kv_budget=budget, evict_interval=interval, policy=policy)
+    engine = driver(
+        one_layer, kv_mode="fixed", kv_budget=budget, evict_interval=interval, policy=policy
+    )
     engine.add("long", prompt_of(protected), max_tokens=num_tokens, seed=1, temperature=0.8)
     bound = protected + budget + interval + BLOCK
     engine.step()

@@ -161,7 +161,7 @@ class KeptSlots:
         patch.setattr(KVCompressor, "run", run_and_look)
 
 
-@pytest.mark.parametrize("policy", ["zipage", "streaming", "random"])
+@pytest.mark.parametrize("policy", ["zipage", "zipage2", "streaming", "random"])
 def test_compactions_keep_the_slots_that_the_cpu_keeps(model, driver, monkeypatch, policy):
     """Every layer and KV head, in the same places, over several compactions of each request."""
     prompts, counts = make_prompts(6), [210] * 6

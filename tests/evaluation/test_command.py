@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from zipage_lang.cli import app
+from zipage_lang.evaluation import engine_start
 
 ENGINE = ("--in-process", "--engine", "num_threads=1", "--engine", "num_blocks=300")
 
@@ -126,6 +127,26 @@ def test_a_policy_that_the_engine_refuses_is_known_before_anything_runs(
     assert result.stderr.startswith("zipage: the engine ended a request: ")
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_the_engine_is_made_ready_for_what_the_cells_ask(monkeypatch, tmp_path):
+    started = []
+
+    def start(model, **options):
+        started.append(options)
+        raise ValueError("far enough")
+
+    monkeypatch.setattr(engine_start.ProcessRunner, "start", start)
+    family = ("eval", "--out", str(tmp_path), "--family", "trace@0", "--problems", "1")
+    swept = (*family, "--policy", "zipage", "--budget", "9", "--engine", "max_running=9")
+    CliRunner().invoke(app, family)
+    CliRunner().invoke(app, swept)
+    CliRunner().invoke(app, [*swept, "--engine", "num_query_slots=2", "--engine", "kv_mode=off"])
+    assert started == [
+        {"num_query_slots": 64},
+        {"num_query_slots": 9, "kv_mode": "fixed", "max_running": 9},
+        {"num_query_slots": 2, "kv_mode": "off", "max_running": 9},
+    ]
 
 
 def test_the_module_is_the_command_without_sockets(tmp_path):

@@ -6,7 +6,13 @@ import json
 import pytest
 
 from zipage_lang.evaluation.columns import columns_for
-from zipage_lang.evaluation.results import REPORT_FILE, SWEEP_FILE, read_facts, write_results
+from zipage_lang.evaluation.results import (
+    REPORT_FILE,
+    SWEEP_FILE,
+    TABLE_FILE,
+    read_facts,
+    write_results,
+)
 from zipage_lang.evaluation.run_file import Header, Lap, RunData, RunFile, Sample
 from zipage_lang.evaluation.summary import summarise
 
@@ -150,6 +156,17 @@ def test_the_json_holds_what_the_page_was_made_of(folder):
     assert stored["cells"][0]["pass_at"]["1"]["value"] == results.cells[0].pass_at[1].value
     assert read_facts(folder)["machine"] == "x"
     assert read_facts(folder)["samples"] == "4"
+
+
+def test_the_markdown_table_is_the_pages(folder):
+    results = write_results(folder, {"machine": "x"})
+    text = (folder / TABLE_FILE).read_text()
+    columns = columns_for(results.cells)
+    assert "machine: x" in text
+    for cell in results.cells:
+        row = " | ".join(column.text(cell) for column in columns)
+        assert f"| {row} |\n" in text
+    assert text.count("\n### ") == 2
 
 
 def test_plots_are_written_per_task(folder):

@@ -170,14 +170,14 @@ def test_a_norm_in_the_weight_is_that_of_the_norm_and_the_weight():
     assert_right(product.normed(x, squares_of(x), EPS), wanted, "folded and gated")
 
 
-@pytest.mark.parametrize("max_apart", [0, 192])
+@pytest.mark.parametrize("apart", [range(0), range(193)])
 @pytest.mark.parametrize("num_rows", [5, 100, 192, 193, 256, 300])
-def test_a_stream_through_every_kind_of_product_equals_float64(num_rows, max_apart, monkeypatch):
+def test_a_stream_through_every_kind_of_product_equals_float64(num_rows, apart, monkeypatch):
     """Ours, cuBLAS, and one after the other: a weight of 96 rows is none that ours takes."""
     from zipage_lang.kernels import products as card_products  # sets Triton up: not without a card
     from zipage_lang.kernels.residual_stream import ResidualStream
 
-    monkeypatch.setattr(card_products, "MAX_ROWS_NORMED_APART", max_apart)
+    monkeypatch.setattr(card_products, "ROWS_NORMED_APART", apart)
     products, hidden = card_products.CardProducts(torch.bfloat16), 1024
     scale, values = drawn(hidden, seed=1), drawn(num_rows, hidden, seed=2)
     stream, exact = ResidualStream(values, EPS), values.double()

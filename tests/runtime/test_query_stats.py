@@ -31,7 +31,7 @@ class KnownQueries:
         shape = (NUM_LAYERS, NUM_Q_HEADS, HEAD_DIM)
         self.vectors = torch.randn(shape, generator=generator)
         self.signs = signs  # by step modulo their number
-        self.frequencies = rotary_frequencies(ARCH, 64)[0]
+        self.frequencies = rotary_frequencies(ARCH, 40)[0]
         self.seen = []
 
     def forward(self, batch, cache):
@@ -49,7 +49,7 @@ class KnownQueries:
 
 
 def measure(model):
-    loaded = types.SimpleNamespace(arch=ARCH, max_model_len=64, model=model)
+    loaded = types.SimpleNamespace(arch=ARCH, max_model_len=40, model=model)
     return measure_query_stats(loaded, SHAPE, choose_backend("cpu"), start_token=7)
 
 
@@ -80,7 +80,7 @@ def test_the_text_starts_as_told_and_is_drawn_the_same_every_time():
         texts.append(model.seen)
     assert texts[0] == texts[1]
     assert texts[0][0] == [7] * query_stats.NUM_SEQUENCES
-    assert len(texts[0]) == 64  # no longer than the model's context
+    assert len(texts[0]) == 40  # no longer than the model's context
     assert len({token for line in texts[0][1:] for token in line}) == VOCAB
 
 

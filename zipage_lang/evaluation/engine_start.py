@@ -32,10 +32,15 @@ def started_runner(options: EvalOptions) -> Iterator[Runner]:
 
 
 def engine_options(options: EvalOptions) -> dict[str, Any]:
-    """As given; and, unless given, a query slot per row: with short intervals most requests gather
-    queries most of the time, and would wait for each other's slots."""
+    """As given, but for what a sweep needs of its engine.
+
+    A query slot per row: with short intervals most requests gather queries most of the time, and
+    would wait for each other's slots. And compaction by default where any cell compacts, though
+    each request says for itself: on a card memory is set aside and graphs are captured for it then.
+    """
     rows = options.engine.get("max_running", SchedulerConfig().max_running)
-    return {"num_query_slots": rows, **options.engine}
+    mode = {"kv_mode": "fixed"} if options.grid.policies else {}
+    return {"num_query_slots": rows, **mode, **options.engine}
 
 
 def facts_of(options: EvalOptions, runner: Runner) -> dict[str, str]:

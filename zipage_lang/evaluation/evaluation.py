@@ -28,8 +28,9 @@ def run_evaluation(options: EvalOptions) -> list[str]:
     """
     tasks = load_tasks(options)
     _check_lengths(options, tasks)
+    sampling = _sampling_of(options)
     with started_runner(options) as runner:
-        plan = _plan_of(options, tasks, runner)
+        plan = _plan_of(options, tasks, sampling, runner)
         warm_up(runner, options.grid)
         decode = runner.tokenizer.decode
         with (
@@ -62,13 +63,18 @@ def load_tasks(options: EvalOptions) -> list[Task]:
     return tasks
 
 
-def _plan_of(options: EvalOptions, tasks: list[Task], runner: Runner) -> SweepPlan:
-    sampling = SamplingParams(
+def _sampling_of(options: EvalOptions) -> SamplingParams:
+    return SamplingParams(
         n=options.num_samples,
         temperature=options.temperature,
         top_p=options.top_p,
         seed=options.seed,
     )
+
+
+def _plan_of(
+    options: EvalOptions, tasks: list[Task], sampling: SamplingParams, runner: Runner
+) -> SweepPlan:
     return SweepPlan(
         tasks=tasks,
         grid=options.grid,

@@ -5,6 +5,7 @@ Knows nothing of command lines.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from zipage_lang.evaluation.engine_start import facts_of, started_runner
 from zipage_lang.evaluation.grid import FULL
@@ -65,7 +66,7 @@ def _run(probe: Probe, options: EvalOptions, runner: Runner) -> list[str]:
         for setting in settings
     ]
     facts: Mapping[str, str] = {
-        "model": options.model,
+        "model": Path(runner.ready.model).name,
         "texts": f"{len(texts)}, {mean_len:,.0f} tokens each on average",
         **facts_of(options, runner),
     }

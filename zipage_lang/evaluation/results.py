@@ -1,4 +1,4 @@
-"""Writes what a folder of runs comes to: JSON, plots and the page.
+"""Writes what a folder of runs comes to: JSON, a Markdown table, plots and the page.
 
 Knows nothing of engines; runs are read from their files, so parts of a sweep that ran apart, or on
 several machines, come together here.
@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from zipage_lang.evaluation.markdown_table import markdown_of
 from zipage_lang.evaluation.png_plots import write_plots
 from zipage_lang.evaluation.report import render_report
 from zipage_lang.evaluation.run_file import RunData, read_run
@@ -18,6 +19,7 @@ from zipage_lang.evaluation.sweep import RUNS_FOLDER
 
 SWEEP_FILE = "sweep.json"
 REPORT_FILE = "report.html"
+TABLE_FILE = "table.md"
 
 
 class SweepResults(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +43,8 @@ def write_results(folder: Path, facts: Mapping[str, str]) -> SweepResults:
     (folder / SWEEP_FILE).write_bytes(text + b"\n")
     page = render_report("Accuracy under compression", results.facts, cells)
     (folder / REPORT_FILE).write_text(page, encoding="utf-8")
+    table = markdown_of(results.facts, cells)
+    (folder / TABLE_FILE).write_text(table, encoding="utf-8")
     write_plots(folder, cells)
     return results
 

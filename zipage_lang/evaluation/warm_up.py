@@ -4,9 +4,8 @@ What an engine refuses is known at once instead of behind the full-KV cells, and
 measured at first use is not in any cell's time. Knows nothing of problems.
 """
 
-from zipage_lang.evaluation.grid import Grid
+from zipage_lang.evaluation.grid import FULL, Grid, Setting
 from zipage_lang.evaluation.runner import Job, Runner
-from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.sampling_params import SamplingParams
 
 BUDGET, INTERVAL = 16, 16
@@ -18,12 +17,12 @@ def warm_up(runner: Runner, grid: Grid) -> None:
     """Raises EvaluationError, with its fix, for a policy that the engine does not take."""
     prompt = runner.tokenizer.encode(PROMPT)
     sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=0)
-    asked = [KVParams(mode="off")]
-    asked += [
-        KVParams(mode="fixed", policy=policy, budget=BUDGET, interval=INTERVAL, protect=protect)
+    settings = [FULL]
+    settings += [
+        Setting(mode="fixed", policy=policy, budget=BUDGET, interval=INTERVAL, protect=protect)
         for policy in grid.policies
         for protect in grid.protects
     ]
-    jobs = (Job(kv, prompt, sampling, kv) for kv in asked)
+    jobs = (Job(setting, prompt, sampling, setting.kv()) for setting in settings)
     for output in runner.run(jobs):
         assert output.finish_reason == "length", f"a warm-up ended by {output.finish_reason}"

@@ -122,13 +122,13 @@ def test_gated_products_equal_the_formula_on_both_sides_of_the_limit(card, devic
         assert prepared.hopper.num_calls == num_ours, num_rows
 
 
-@pytest.mark.parametrize("max_apart", [0, 100])
+@pytest.mark.parametrize("apart", [range(0), range(20, 193)])
 @pytest.mark.parametrize("num_rows", [0, 1, 33, 192, 193])
 @pytest.mark.parametrize("inner_size", [64, 24])  # the second is none for our kernel
 def test_a_stream_through_products_equals_the_formulas(
-    card, device, num_rows, inner_size, max_apart, monkeypatch
+    card, device, num_rows, inner_size, apart, monkeypatch
 ):
-    monkeypatch.setattr(products, "MAX_ROWS_NORMED_APART", max_apart)
+    monkeypatch.setattr(products, "ROWS_NORMED_APART", apart)
     kinds = {"dtype": torch.bfloat16, "device": device}
     norm = random_tensor(IN_SIZE, seed=3, **kinds)
     values = random_tensor(num_rows, IN_SIZE, seed=4, **kinds)
@@ -145,7 +145,7 @@ def test_a_stream_through_products_equals_the_formulas(
         if inner_size % 64 == 0 and num_rows <= MAX_UNMEASURED_ROWS:
             num_ours += 1
             assert into.hopper.num_calls == back.hopper.num_calls == 1
-            assert (stream.squares is not None) == (num_rows > max_apart)
+            assert (stream.squares is not None) == (num_rows not in apart)
         else:
             assert stream.squares is None
     assert num_ours in (0, 3)

@@ -11,7 +11,7 @@ from test_support.one_request import OneRequest
 
 from zipage_lang.runtime.policies.policy import Policy
 from zipage_lang.runtime.policies.random import Random
-from zipage_lang.runtime.policies.registry import PolicyQueries, load_policies
+from zipage_lang.runtime.policies.registry import SHIPPED, PolicyQueries, load_policies
 from zipage_lang.runtime.policies.zipage import Zipage
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "policies.md").read_text()
@@ -117,6 +117,26 @@ def longest_values(policy, tail):
     return kept | {token.position for token in rest[: 20 - len(kept)]}
 
 
+def test_the_page_names_every_policy_and_its_true_defaults():
+    policies, named = load_policies(), set()
+    for line in re.findall(r"^\| `(\w+)` \|(.*)$", PAGE, re.MULTILINE):
+        name, rest = line
+        if name in policies:
+            named.add(name)
+            for key, value in re.findall(r"`(\w+)=([\w.]+)`", rest.replace('mode="off"', "")):
+                assert str(getattr(policies[name], key)).lower() == value, (name, key)
+    assert named == set(policies)
+    shares = re.findall(r"^\| `(\w+_share)` \| ([\d.]+) \|", PAGE, re.MULTILINE)
+    zipage2 = policies["zipage2"]
+    assert len(shares) == 3
+    assert all(getattr(zipage2, key) == float(value) for key, value in shares)
+
+
+@pytest.mark.parametrize("make", SHIPPED[1:])
+def test_a_shipped_policy_says_what_it_reads(make):
+    assert "Reads" in make.__doc__
+
+
 def test_parameters_are_read_as_what_their_defaults_are():
     policies = load_policies()
     asked = policies["zipage:mass_weight=1:num_recent=3:redundancy=flash"]
@@ -145,6 +165,7 @@ def test_parameters_are_read_as_what_their_defaults_are():
         ("streaming:num_sinks=100000", "num_sinks=100000 must lie between 0 and 64"),
         ("rkv:num_queries=0", "num_queries=0 must be at least 1"),
         ("random:num_queries=4", "num_queries=4 must be 0"),
+        ("zipage2:mass_share=0.9", "may not be more than 1 together, not 1.55"),
         ("zipage:redundancy=none", "redundancy='none' must be lightning or flash"),
     ],
 )

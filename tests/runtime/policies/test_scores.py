@@ -358,7 +358,7 @@ ASKED = [
     "vase:num_recent=0:num_sinks=0:lottery=false:range_share=0.5",
     "triattention:num_recent=3",
     "zipage2:num_recent=3",
-    "zipage2:num_recent=0:recent_share=0:pool_kernel=3:mass_share=0.5:range_share=0.25",
+    "zipage2:num_recent=0:recent_share=0:pool_kernel=3:mass_share=0.5:range_share=0.25:novelty_share=0",
     "zipage2:num_recent=1:novelty_share=0.4:redundancy_chunk=16:range_share=0.1:fresh=false",
     "zipage2:num_recent=1:recent_share=0.3:mass_share=0.4:range_share=0:history_decay=0",
 ]
