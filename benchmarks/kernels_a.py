@@ -35,20 +35,19 @@ def store_cases() -> list[Case]:
     pool = normal(NUM_BLOCKS, 2, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     k, v = normal(BATCH, NUM_KV_HEADS, HEAD_DIM), normal(BATCH, NUM_KV_HEADS, HEAD_DIM)
     slots = distinct(BATCH, NUM_BLOCKS * BLOCK_SIZE)
-    ring = normal(BATCH * 16, NUM_Q_HEADS, HEAD_DIM)
-    ring_lse = torch.zeros(BATCH * 16, NUM_Q_HEADS, device="cuda")
-    q, lse = normal(BATCH, NUM_Q_HEADS, HEAD_DIM), torch.zeros(BATCH, NUM_Q_HEADS, device="cuda")
-    entries, tokens = distinct(BATCH, BATCH * 16), torch.arange(BATCH, device="cuda")
+    ring_lse = torch.zeros(NUM_LAYERS, BATCH * 16, NUM_Q_HEADS, device="cuda")
+    lse = torch.zeros(NUM_LAYERS, BATCH, NUM_Q_HEADS, device="cuda")
+    entries = distinct(BATCH, BATCH * 16)
     pools = normal(NUM_LAYERS, 256, 2, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     order = distinct(256, 256)
     src, dst = order[:64].contiguous(), order[64:128].contiguous()
-    kv_bytes, q_bytes = 2 * k.nbytes, q.nbytes + lse.nbytes
+    kv_bytes = 2 * k.nbytes
     return [
         Case("store_kv", lambda: kv_store.store_kv(pool, slots, k, v), 2 * kv_bytes),
         Case(
-            "store_queries",
-            lambda: kv_store.store_queries(ring, ring_lse, entries, tokens, q, lse),
-            2 * q_bytes,
+            "store_lse (36 layers)",
+            lambda: kv_store.store_lse(ring_lse, entries, lse),
+            2 * lse.nbytes,
         ),
         Case(
             "copy_blocks (64 blocks, 36 layers)",
@@ -71,6 +70,7 @@ def fused_cases() -> list[Case]:
     cos, sin = normal(BATCH, HEAD_DIM // 2), normal(BATCH, HEAD_DIM // 2)
     pool = normal(NUM_BLOCKS, 2, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     slots = distinct(BATCH, NUM_BLOCKS * BLOCK_SIZE)
+    ring, entries = normal(BATCH * 16, NUM_Q_HEADS, HEAD_DIM), distinct(BATCH, BATCH * 16)
     angles, qk_bytes = (cos, sin), (q.numel() + k.numel()) * 2
     return [
         Case("rms_norm", lambda: fused_ops.rms_norm(x, weight, 1e-6), 2 * x.nbytes),
@@ -87,6 +87,13 @@ def fused_cases() -> list[Case]:
                 qkv, head_weight, head_weight, 1e-6, *angles, pool, slots
             ),
             2 * qkv.nbytes,
+        ),
+        Case(
+            "qk_norm_rope_store, queries kept",
+            lambda: fused_ops.qk_norm_rope_store(
+                qkv, head_weight, head_weight, 1e-6, *angles, pool, slots, ring, entries
+            ),
+            2 * qkv.nbytes + q.numel() * 2,
         ),
     ]
 

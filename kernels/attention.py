@@ -96,7 +96,13 @@ class FlashInferAttention:
         return AttentionPlan(tuple(parts))
 
     def attention(
-        self, q: Tensor, layer_kv: Tensor, plan: AttentionPlan, scale: float, need_lse: bool
+        self,
+        q: Tensor,
+        layer_kv: Tensor,
+        plan: AttentionPlan,
+        scale: float,
+        need_lse: bool,
+        lse_out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attention of this step's queries over the resident slots of their sequences.
 
@@ -107,17 +113,22 @@ class FlashInferAttention:
             plan: from `plan_attention`.
             scale: factor on q.k.
             need_lse: whether the log-sum-exp is wanted.
+            lse_out: where it goes, float32 [num_tokens, num_q_heads], contiguous; None: new memory.
 
         Returns:
             out: [num_tokens, num_q_heads, head_dim], dtype of q.
             lse: float32 [num_tokens, num_q_heads], log2 of the sum of exp(scale * q.k), when asked.
         """
         if plan.has_shared is not None:
-            out, lse = self._attend_in_groups(q, layer_kv, plan.parts[0], plan.has_shared, scale)
-            return out, lse if need_lse else None
+            out, merged_lse = self._attend_in_groups(
+                q, layer_kv, plan.parts[0], plan.has_shared, scale, lse_out
+            )
+            return out, merged_lse if need_lse else None
         module = self.module(q.shape[2])
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if need_lse else None
+        lse = lse_out
+        if need_lse and lse is None:
+            lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         start = 0
         for part in plan.parts:
             tokens = slice(start, start + part.num_tokens)
@@ -136,7 +147,13 @@ class FlashInferAttention:
         return out, lse
 
     def _attend_in_groups(
-        self, q: Tensor, layer_kv: Tensor, part: AttentionPart, has_shared: Tensor, scale: float
+        self,
+        q: Tensor,
+        layer_kv: Tensor,
+        part: AttentionPart,
+        has_shared: Tensor,
+        scale: float,
+        lse_out: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """As `attention`, in two halves of rows that are merged: own slots, then shared ones."""
         num_tokens, num_q_heads, head_dim = q.shape
@@ -156,8 +173,9 @@ class FlashInferAttention:
             lse[:num_tokens],
             scale,
         )
-        merge_parts(out, lse, has_shared)
-        return out[:num_tokens], lse[:num_tokens]
+        merged_lse = torch.empty_like(lse[:num_tokens]) if lse_out is None else lse_out
+        merge_parts(out, lse, has_shared, merged_lse)
+        return out[:num_tokens], merged_lse
 
     def plan_part(
         self, rows: HostRows, heads: Heads, buffers: PlanBuffers, *, is_padded: bool = False

@@ -147,7 +147,13 @@ class Backend(Protocol):
         block_size: int,
     ) -> Any: ...
     def attention(
-        self, q: Tensor, layer_kv: Tensor, plan: Any, scale: float, need_lse: bool
+        self,
+        q: Tensor,
+        layer_kv: Tensor,
+        plan: Any,
+        scale: float,
+        need_lse: bool,
+        lse_out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]: ...
 
     def graph_planner(
@@ -163,15 +169,7 @@ class Backend(Protocol):
 
     # kv_store.py
     def store_kv(self, layer_kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None: ...
-    def store_queries(
-        self,
-        ring: Tensor,
-        ring_lse: Tensor,
-        ring_slots: Tensor,
-        token_index: Tensor,
-        q: Tensor,
-        lse: Tensor,
-    ) -> None: ...
+    def store_lse(self, ring_lse: Tensor, ring_slots: Tensor, lse: Tensor) -> None: ...
     def copy_blocks(self, pools: list[Tensor], src: Tensor, dst: Tensor) -> None: ...
 
     # host_copy.py: whole blocks as lines of bytes, which travel to host memory and back
@@ -195,6 +193,8 @@ class Backend(Protocol):
         sin: Tensor,
         layer_kv: Tensor,
         slots: Tensor,
+        ring: Tensor | None = None,
+        ring_slots: Tensor | None = None,
     ) -> Tensor: ...
 
     # sampling.py

@@ -47,7 +47,7 @@ class CpuBackend:
         """The CPU has no graphs."""
 
     store_kv = staticmethod(kv_store.store_kv)
-    store_queries = staticmethod(kv_store.store_queries)
+    store_lse = staticmethod(kv_store.store_lse)
     copy_blocks = staticmethod(kv_store.copy_blocks)
     pack_blocks = staticmethod(host_copy.pack_blocks)
     unpack_blocks = staticmethod(host_copy.unpack_blocks)

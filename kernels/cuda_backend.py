@@ -71,7 +71,7 @@ class CudaBackend:
     open_stream = staticmethod(ResidualStream)
     normed_stream = staticmethod(ResidualStream.normed)
     store_kv = staticmethod(kv_store.store_kv)
-    store_queries = staticmethod(kv_store.store_queries)
+    store_lse = staticmethod(kv_store.store_lse)
     copy_blocks = staticmethod(kv_store.copy_blocks)
     pack_blocks = staticmethod(host_copy.pack_blocks)
     unpack_blocks = staticmethod(host_copy.unpack_blocks)

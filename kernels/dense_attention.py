@@ -40,7 +40,13 @@ class DenseAttention:
         )
 
     def attention(
-        self, q: Tensor, layer_kv: Tensor, plan: AttentionPlan, scale: float, need_lse: bool
+        self,
+        q: Tensor,
+        layer_kv: Tensor,
+        plan: AttentionPlan,
+        scale: float,
+        need_lse: bool,
+        lse_out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """As `reference.attention.attention`."""
         pool = layer_kv.view(-1, *layer_kv.shape[3:])  # [num_rows, num_kv_heads, head_dim]
@@ -49,7 +55,9 @@ class DenseAttention:
         lse = torch.cat([part for _, part in results])  # [num_tokens, num_q_heads]
         if plan.order is not None:
             out, lse = out[plan.order], lse[plan.order]
-        return out, lse * _LOG2_E if need_lse else None
+        if not need_lse:
+            return out, None
+        return out, torch.mul(lse, _LOG2_E, out=lse_out)
 
     def _to_device(self, group: AttentionGroup) -> AttentionGroup:
         return dataclasses.replace(

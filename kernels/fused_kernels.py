@@ -159,6 +159,8 @@ def qk_norm_rope_store_kernel(
     q_out,
     pool,
     slots,
+    ring,
+    ring_slots,
     qkv_stride,
     BLOCK_SIZE: tl.constexpr,
     NUM_Q_HEADS: tl.constexpr,
@@ -167,6 +169,7 @@ def qk_norm_rope_store_kernel(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_RING: tl.constexpr,
     PDL: tl.constexpr,
 ):
     release_successor(PDL)
@@ -175,6 +178,8 @@ def qk_norm_rope_store_kernel(
     group = tl.program_id(1)
     row = qkv + token * qkv_stride
     if group < tl.cdiv(NUM_Q_HEADS, HEADS):
+        if HAS_RING:
+            entry = tl.load(ring_slots + token)  # early: hides its latency
         heads = group * HEADS + tl.arange(0, HEADS)
         is_head = heads < NUM_Q_HEADS
         low, high = _load_halves(row, heads, HEAD_DIM, is_head, HEAD_DIM, HALF)
@@ -183,6 +188,10 @@ def qk_norm_rope_store_kernel(
         q_low, q_high = _rotate(low, high, cos, sin, token, HEAD_DIM, HALF)
         start = q_out + token * NUM_Q_HEADS * HEAD_DIM
         _store_halves(start, heads, is_head, q_low, q_high, HEAD_DIM, HALF)
+        if HAS_RING:
+            is_kept = heads < tl.where(entry >= 0, NUM_Q_HEADS, 0)
+            start = ring + entry * NUM_Q_HEADS * HEAD_DIM
+            _store_halves(start, heads, is_kept, q_low, q_high, HEAD_DIM, HALF)
     else:
         slot = tl.load(slots + token)
         heads = (group - tl.cdiv(NUM_Q_HEADS, HEADS)) * HEADS + tl.arange(0, HEADS)

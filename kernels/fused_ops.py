@@ -154,10 +154,12 @@ def qk_norm_rope_store(
     sin: Tensor,
     layer_kv: Tensor,
     slots: Tensor,
+    ring: Tensor | None = None,
+    ring_slots: Tensor | None = None,
 ) -> Tensor:
-    """From the merged projection to q, with K and V in their slots: one launch, one pass.
+    """From the merged projection to q, with K, V and kept queries in their slots: one launch.
 
-    Moves the projection in once, and q, K and V out once:
+    Moves the projection in once, and q, K and V out once, and q once more where it is kept:
     2 * (num_q_heads + 2 * num_kv_heads) * head_dim elements a token.
 
     Args:
@@ -167,6 +169,8 @@ def qk_norm_rope_store(
         cos, sin: [num_tokens, head_dim / 2], contiguous.
         layer_kv: [num_blocks, 2, block_size, num_kv_heads, head_dim], contiguous; written.
         slots: int64 [num_tokens]; a token with a negative slot is not stored.
+        ring: [num_ring_entries, num_q_heads, head_dim], contiguous; gets kept tokens' q.
+        ring_slots: int64 [num_tokens], with `ring`: distinct entries of it, or negative: not kept.
 
     Returns:
         q: [num_tokens, num_q_heads, head_dim], normed and rotated, contiguous.
@@ -187,6 +191,7 @@ def qk_norm_rope_store(
         if weight is not None:
             _check_weight(weight, head_dim, dtype)
     _check_angles(cos, sin, num_tokens, head_dim)
+    _check_ring(ring, ring_slots, (num_tokens, num_q_heads, head_dim), dtype)
     q = torch.empty((num_tokens, num_q_heads, head_dim), dtype=dtype, device=qkv.device)
     if num_tokens == 0:
         return q
@@ -202,6 +207,8 @@ def qk_norm_rope_store(
         q,
         layer_kv,
         slots,
+        ring,
+        ring_slots,
         qkv.stride(0),
         BLOCK_SIZE=layer_kv.shape[2],
         NUM_Q_HEADS=num_q_heads,
@@ -210,6 +217,7 @@ def qk_norm_rope_store(
         HEADS=tile,
         HALF=triton.next_power_of_2(head_dim // 2),
         HAS_NORM=q_norm_weight is not None,
+        HAS_RING=ring is not None,
         num_warps=4,
         **launch_options(qkv.device),
     )
@@ -257,6 +265,19 @@ def _rope_one(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             **launch_options(x.device),
         )
     return out
+
+
+def _check_ring(
+    ring: Tensor | None, ring_slots: Tensor | None, shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    """shape: of q."""
+    assert (ring is None) == (ring_slots is None), "a ring and its slots, or neither"
+    if ring is not None and ring_slots is not None:
+        assert (ring.shape[1:], ring.dtype) == (shape[1:], dtype), (ring.shape, ring.dtype, shape)
+        assert ring.is_contiguous(), (ring.shape, ring.stride())
+        assert ring_slots.shape == shape[:1], (ring_slots.shape, shape)
+        assert ring_slots.dtype == torch.int64, ring_slots.dtype
+        assert ring_slots.is_contiguous(), ring_slots.stride()
 
 
 def _check_weight(weight: Tensor, size: int, dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""Writes keys, values and queries into their slots, and copies whole blocks: Triton.
+"""Writes keys, values and log-sum-exps into their slots, and copies whole blocks: Triton.
 
 Same acts as `reference/kv_store.py`. Negative slots write nothing, so the padded batches of CUDA
 graphs need no other kernel. No launch waits for the device or allocates by what the data says.
@@ -18,6 +18,7 @@ from zipage_lang.kernels.dependent_launch import (
 from zipage_lang.kernels.reference import kv_store as reference
 
 TILE_ELEMENTS = 16384  # of copy_blocks: 64 elements a thread at 8 warps
+LAYERS_PER_PROGRAM = 8  # of store_lse: 256 numbers at 32 query heads
 MAX_TILE_COPIES = 1024  # leaves 16 columns a tile, one 32-byte sector of bf16
 
 
@@ -57,59 +58,40 @@ def store_kv(layer_kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
     )
 
 
-def store_queries(
-    ring: Tensor,
-    ring_lse: Tensor,
-    ring_slots: Tensor,
-    token_index: Tensor,
-    q: Tensor,
-    lse: Tensor,
-) -> None:
-    """Keep some of this step's queries and their log-sum-exps, in place; slots below 0 are dropped.
+def store_lse(ring_lse: Tensor, ring_slots: Tensor, lse: Tensor) -> None:
+    """Keep the log-sum-exps of the step's kept queries, of all layers in one launch, in place.
 
-    Moves 2 * num_q_heads * (head_dim elements + 4 bytes) a write.
+    Moves 8 * num_layers * num_q_heads bytes a kept token.
 
     Args:
-        ring: [num_entries, num_q_heads, head_dim] of one layer, contiguous.
-        ring_lse: float32 [num_entries, num_q_heads], base 2, contiguous.
-        ring_slots: int64 [num_writes], entries written to, or negative.
-        token_index: int64 [num_writes], which of this step's tokens go there; not read where the
-            slot is negative.
-        q: [num_tokens, num_q_heads, head_dim], after RoPE; each token's heads lie side by side.
-        lse: float32 [num_tokens, num_q_heads], base 2.
+        ring_lse: float32 [num_layers, num_entries, num_q_heads], base 2, contiguous.
+        ring_slots: int64 [num_tokens], distinct entries, or negative: that token is dropped.
+        lse: float32 [num_layers, num_tokens, num_q_heads], base 2, contiguous.
     """
-    num_writes, (_, num_q_heads, head_dim) = len(ring_slots), q.shape
-    row_size = num_q_heads * head_dim
-    assert ring.shape[1:] == q.shape[1:], (ring.shape, q.shape)
-    assert ring.is_contiguous(), (ring.shape, q.shape)
-    assert ring.dtype == q.dtype, (ring.dtype, q.dtype)
-    assert ring_lse.shape == ring.shape[:2], ring_lse.shape
-    assert ring_lse.is_contiguous(), ring_lse.shape
-    assert lse.shape == q.shape[:2], (lse.shape, lse.stride())
-    assert lse.stride(1) == 1, (lse.shape, lse.stride())
+    num_layers, num_tokens, num_q_heads = lse.shape
+    assert (len(ring_lse), ring_lse.shape[2]) == (num_layers, num_q_heads), (
+        ring_lse.shape,
+        lse.shape,
+    )
     assert lse.dtype == ring_lse.dtype == torch.float32, (lse.dtype, ring_lse.dtype)
-    assert ring_slots.dtype == token_index.dtype == torch.int64, (ring_slots.dtype,)
-    assert ring_slots.shape == token_index.shape, (ring_slots.shape, token_index.shape)
-    assert ring_slots.is_contiguous(), ring_slots.stride()
-    assert token_index.is_contiguous(), token_index.stride()
-    _check_rows(q)
-    if num_writes == 0:
+    assert ring_slots.shape == (num_tokens,), (ring_slots.shape, lse.shape)
+    assert ring_slots.dtype == torch.int64, ring_slots.dtype
+    for tensor in (ring_lse, ring_slots, lse):
+        assert tensor.is_contiguous(), (tensor.shape, tensor.stride())
+    if num_tokens == 0:
         return
-    _store_queries_kernel[(num_writes,)](
-        ring,
+    _store_lse_kernel[(num_tokens, triton.cdiv(num_layers, LAYERS_PER_PROGRAM))](
         ring_lse,
         ring_slots,
-        token_index,
-        q,
         lse,
-        q.stride(0),
+        ring_lse.stride(0),
         lse.stride(0),
+        num_layers,
         NUM_HEADS=num_q_heads,
-        ROW=row_size,
+        LAYERS=LAYERS_PER_PROGRAM,
         BLOCK_HEADS=triton.next_power_of_2(num_q_heads),
-        BLOCK=triton.next_power_of_2(row_size),
-        num_warps=_num_warps(row_size),
-        **launch_options(q.device),
+        num_warps=2,
+        **launch_options(lse.device),
     )
 
 
@@ -200,33 +182,29 @@ def _store_kv_kernel(
 
 
 @triton.jit
-def _store_queries_kernel(
-    ring,
+def _store_lse_kernel(
     ring_lse,
     ring_slots,
-    token_index,
-    q,
     lse,
-    q_stride,
+    ring_stride,
     lse_stride,
+    num_layers,
     NUM_HEADS: tl.constexpr,
-    ROW: tl.constexpr,
+    LAYERS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
-    BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     release_successor(PDL)
     wait_for_predecessor(PDL)
-    write = tl.program_id(0)
-    slot = tl.load(ring_slots + write)
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(ring_slots + token)
     if slot >= 0:
-        token = tl.load(token_index + write)
-        columns = tl.arange(0, BLOCK)
-        query = tl.load(q + token * q_stride + columns, mask=columns < ROW)
-        tl.store(ring + slot * ROW + columns, query, mask=columns < ROW)
+        layers = tl.program_id(1).to(tl.int64) * LAYERS + tl.arange(0, LAYERS)
         heads = tl.arange(0, BLOCK_HEADS)
-        sums = tl.load(lse + token * lse_stride + heads, mask=heads < NUM_HEADS)
-        tl.store(ring_lse + slot * NUM_HEADS + heads, sums, mask=heads < NUM_HEADS)
+        mask = (layers < num_layers)[:, None] & (heads < NUM_HEADS)[None, :]
+        source = lse + layers[:, None] * lse_stride + token * NUM_HEADS + heads[None, :]
+        target = ring_lse + layers[:, None] * ring_stride + slot * NUM_HEADS + heads[None, :]
+        tl.store(target, tl.load(source, mask=mask), mask=mask)
 
 
 @triton.jit

@@ -23,6 +23,7 @@ def merge_parts_kernel(
     out,
     lse,
     has_shared,
+    lse_out,
     num_rows,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -33,15 +34,16 @@ def merge_parts_kernel(
     release_successor(PDL)
     row = tl.program_id(0).to(tl.int64)
     wait_for_predecessor(PDL)  # by every program: else the successor could overtake attention
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    is_head = heads < NUM_HEADS
+    own_lse = lse + row * NUM_HEADS + heads
+    a = tl.load(own_lse, mask=is_head, other=0.0)
+    merged_lse = a
     if tl.load(has_shared + row) != 0:
-        heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
         columns = tl.arange(0, COLUMNS)
-        is_head = heads < NUM_HEADS
         is_element = is_head[:, None] & (columns < HEAD_DIM)[None, :]
-        own_lse = lse + row * NUM_HEADS + heads
         own_out = out + (row * NUM_HEADS + heads[:, None]) * HEAD_DIM + columns[None, :]
         shared_row = num_rows * NUM_HEADS
-        a = tl.load(own_lse, mask=is_head, other=0.0)
         b = tl.load(own_lse + shared_row, mask=is_head, other=0.0)
         own = tl.load(own_out, mask=is_element, other=0.0).to(tl.float32)
         shared = tl.load(own_out + shared_row * HEAD_DIM, mask=is_element, other=0.0).to(tl.float32)
@@ -50,31 +52,36 @@ def merge_parts_kernel(
         total = own_weight + shared_weight
         merged = own * (own_weight / total)[:, None] + shared * (shared_weight / total)[:, None]
         tl.store(own_out, merged, mask=is_element)
-        tl.store(own_lse, top + tl.log2(total), mask=is_head)
+        merged_lse = top + tl.log2(total)
+    tl.store(lse_out + row * NUM_HEADS + heads, merged_lse, mask=is_head)
 
 
-def merge_parts(out: Tensor, lse: Tensor, has_shared: Tensor) -> None:
-    """Merge the second half of the rows into the first, where a row has a shared part; in place.
+def merge_parts(out: Tensor, lse: Tensor, has_shared: Tensor, lse_out: Tensor) -> None:
+    """Merge the second half of the rows into the first, where a row has a shared part.
 
-    Moves three times the elements of each such row, and nothing of the others.
+    Moves three times the elements of each such row, and of the others the log-sum-exps alone.
 
     Args:
-        out: [2 * num_rows, num_heads, head_dim], contiguous.
+        out: [2 * num_rows, num_heads, head_dim], contiguous; merged in place.
         lse: float32 [2 * num_rows, num_heads], contiguous, base 2.
         has_shared: int32 [num_rows], contiguous.
+        lse_out: float32 [num_rows, num_heads], contiguous; gets every row's log-sum-exps. Memory of
+            its own: threads that share a head would else race.
     """
     num_rows, (num_heads, head_dim) = len(has_shared), out.shape[1:]
     assert len(out) == 2 * num_rows, (out.shape, num_rows)
     assert lse.shape == out.shape[:2], (lse.shape, out.shape)
-    assert lse.dtype == torch.float32, lse.dtype
+    assert lse_out.shape == (num_rows, num_heads), (lse_out.shape, out.shape)
+    assert lse.dtype == lse_out.dtype == torch.float32, (lse.dtype, lse_out.dtype)
     assert has_shared.dtype == torch.int32, has_shared.dtype
-    for tensor in (out, lse, has_shared):
+    for tensor in (out, lse, has_shared, lse_out):
         assert tensor.is_contiguous(), tensor.stride()
     tile = min(_HEADS_PER_PROGRAM, triton.next_power_of_2(num_heads))
     merge_parts_kernel[(num_rows, triton.cdiv(num_heads, tile))](
         out,
         lse,
         has_shared,
+        lse_out,
         num_rows,
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,

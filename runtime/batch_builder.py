@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zipage_lang.kernels.backend import AttentionBatch, Backend
 from zipage_lang.runtime.device_copy import send_array
-from zipage_lang.runtime.forward_batch import ForwardBatch, QueryWrites
+from zipage_lang.runtime.forward_batch import ForwardBatch
 from zipage_lang.runtime.kv_cache import KVCache
 from zipage_lang.runtime.row_tables import RowTables
 from zipage_lang.runtime.step_plan import Chunk
@@ -38,7 +38,7 @@ class BatchBuilder:
             positions=self._to_device(positions),
             slots=self._to_device(self._slots(tables, owner, resident_starts[owner] + offset)),
             attention_plan=self._plan_attention(tables, starts, resident_starts + lens),
-            query_writes=self._query_writes(chunks, starts),
+            ring_slots=self._ring_slots(chunks, starts),
             logits_index=self._to_device(self._logits_index(chunks, starts)),
         )
 
@@ -75,22 +75,19 @@ class BatchBuilder:
             batch, shape.num_q_heads, shape.num_kv_heads, shape.head_dim, self._cache.block_size
         )
 
-    def _query_writes(self, chunks: Sequence[Chunk], starts: np.ndarray) -> QueryWrites | None:
-        """The last `window` tokens of each chunk that has a query slot write their queries."""
+    def _ring_slots(self, chunks: Sequence[Chunk], starts: np.ndarray) -> Tensor | None:
+        """The last `window` tokens of each chunk that has a query slot keep their queries."""
+        if all(chunk.query_slot is None for chunk in chunks):
+            return None
         window = self._cache.window
-        token_index, ring_slots = [], []
+        ring_slots = np.full(starts[-1], -1, dtype=np.int64)  # [num_tokens]
         for index, chunk in enumerate(chunks):
             if chunk.query_slot is None:
                 continue
             kept = np.arange(max(0, chunk.num_tokens - window), chunk.num_tokens)
-            token_index.append(starts[index] + kept)
-            ring_slots.append(chunk.query_slot * window + (chunk.position + kept) % window)
-        if not token_index:
-            return None
-        return QueryWrites(
-            token_index=self._to_device(np.concatenate(token_index)),
-            ring_slots=self._to_device(np.concatenate(ring_slots)),
-        )
+            entries = chunk.query_slot * window + (chunk.position + kept) % window
+            ring_slots[starts[index] + kept] = entries
+        return self._to_device(ring_slots)
 
     def _logits_index(self, chunks: Sequence[Chunk], starts: np.ndarray) -> np.ndarray:
         """The last token of each chunk that draws."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zipage_lang.kernels.backend import AttentionBatch, GraphPlanner
-from zipage_lang.runtime.forward_batch import ForwardBatch, QueryWrites
+from zipage_lang.runtime.forward_batch import ForwardBatch
 from zipage_lang.runtime.kv_cache import KVCache
 from zipage_lang.runtime.models.decoder import Decoder
 from zipage_lang.runtime.row_tables import RowTables
@@ -173,7 +173,6 @@ class DecodeGraphs:
     def _capture(self, kind: _Kind, attention_plan: object) -> _Captured:
         rows, positions, slots, ring_slots = self._inputs[:, : kind.bucket].unbind()
         token_index = self._token_index[: kind.bucket]
-        writes = QueryWrites(token_index, ring_slots) if kind.has_queries else None
 
         def forward() -> Tensor:
             batch = ForwardBatch(
@@ -181,7 +180,7 @@ class DecodeGraphs:
                 positions=positions,
                 slots=slots,
                 attention_plan=attention_plan,
-                query_writes=writes,
+                ring_slots=ring_slots if kind.has_queries else None,
                 logits_index=token_index,
             )
             return self._model.logits(self._model.forward(batch, self._cache))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from zipage_lang.kernels.backend import AttentionBatch, Backend
-from zipage_lang.runtime.forward_batch import ForwardBatch, QueryWrites
+from zipage_lang.runtime.forward_batch import ForwardBatch
 from zipage_lang.runtime.kv_cache import KVCache, KVShape
 from zipage_lang.runtime.models.registry import LoadedModel
 from zipage_lang.runtime.models.rope import rotary_frequencies
@@ -110,7 +110,7 @@ def _batch(
         positions=torch.full_like(each, step),
         slots=slots.to(backend.device),
         attention_plan=plan,
-        query_writes=QueryWrites(token_index=each, ring_slots=each),
+        ring_slots=each,
         logits_index=each,
     )
 

@@ -74,7 +74,7 @@ def time_model(
             positions=torch.full((num_rows,), kv_len - 1, device=device),
             slots=last_slots.to(device),
             attention_plan=plan,
-            query_writes=None,
+            ring_slots=None,
             logits_index=torch.arange(num_rows, device=device),
         )
 

@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import kernels_b
 
-from zipage_lang.kernels import kv_store, scores
+from zipage_lang.kernels import fused_ops, kv_store, scores
 from zipage_lang.kernels.backend import TailQueries
 from zipage_lang.kernels.hopper import scoring
 from zipage_lang.runtime.kv_cache import KVCache
@@ -38,15 +38,19 @@ SCORED = [  # heads, group, head_dim, chunk, rows, tail_len, weight of a directi
 
 
 def stores(cache: KVCache) -> None:
-    """Two tokens, one of them padding, and two queries, one of them padding."""
+    """Two tokens, one of them padding, with their queries and log-sum-exps."""
     k, v = torch.randn(2, 2, 8, 128).bfloat16().cuda().unbind(0)
     slots = torch.tensor([5, -1], device="cuda")
-    q, lse = torch.randn(2, 32, 128).bfloat16().cuda(), torch.zeros(2, 32, device="cuda")
-    tokens = torch.arange(2, device="cuda")
+    qkv, weight = torch.randn(2, 48 * 128).bfloat16().cuda(), torch.ones(128).bfloat16().cuda()
+    cos, sin = torch.randn(2, 2, 64).bfloat16().cuda().unbind(0)
     for layer in range(SHAPE.num_layers):
         kv_store.store_kv(cache.kv[layer], slots, k, v)
-        rings = (cache.queries[layer], cache.query_lse[layer])
-        kv_store.store_queries(*rings, slots, tokens, q, lse)
+        ring = (cache.queries[layer], slots)
+        fused_ops.qk_norm_rope_store(
+            qkv, weight, weight, 1e-6, cos, sin, cache.kv[layer], slots, *ring
+        )
+    lse = torch.zeros(SHAPE.num_layers, 2, 32, device="cuda")
+    kv_store.store_lse(cache.query_lse, slots, lse)
 
 
 def compactions(policy: str) -> tuple[Compaction, ...]:
@@ -143,8 +147,8 @@ def main() -> None:
         compact(dtype)
     score()
     torch.cuda.synchronize()
-    print("ran: store_kv, store_queries, copy_blocks, expand_tails, scoring by our kernel and by "
-          "Triton's, combine_scores, choosing, selecting, hole filling")  # fmt: skip
+    print("ran: store_kv, qk_norm_rope_store, store_lse, copy_blocks, expand_tails, scoring by our "
+          "kernel and by Triton's, combine_scores, choosing, selecting, hole filling")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -67,7 +67,12 @@ def plan_attention(
 
 
 def attention(
-    q: Tensor, layer_kv: Tensor, plan: AttentionPlan, scale: float, need_lse: bool
+    q: Tensor,
+    layer_kv: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    need_lse: bool,
+    lse_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Causal attention of this step's queries over the resident slots of their sequences.
 
@@ -77,6 +82,7 @@ def attention(
         plan: from `plan_attention`.
         scale: factor on q.k.
         need_lse: whether the log-sum-exp is wanted.
+        lse_out: where it goes, float32 [num_tokens, num_q_heads]; None: new memory.
 
     Returns:
         out: [num_tokens, num_q_heads, head_dim], dtype of q.
@@ -87,7 +93,8 @@ def attention(
     out = _joined([out for out, _ in results], plan.order)  # [num_tokens, num_q_heads, head_dim]
     if not need_lse:
         return out, None
-    return out, _joined([lse for _, lse in results], plan.order) * _LOG2_E
+    lse = _joined([lse for _, lse in results], plan.order)  # [num_tokens, num_q_heads]
+    return out, torch.mul(lse, _LOG2_E, out=lse_out)
 
 
 def _attend(

@@ -6,7 +6,7 @@ Knows nothing of models or layers.
 import torch
 from torch import Tensor
 
-from zipage_lang.kernels.reference.kv_store import store_kv
+from zipage_lang.kernels.reference.kv_store import store_kv, store_ring_queries
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -85,8 +85,10 @@ def qk_norm_rope_store(
     sin: Tensor,
     layer_kv: Tensor,
     slots: Tensor,
+    ring: Tensor | None = None,
+    ring_slots: Tensor | None = None,
 ) -> Tensor:
-    """From the merged projection to q, with K and V in their slots.
+    """From the merged projection to q, with K, V and kept queries in their slots.
 
     Args:
         qkv: [num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim].
@@ -95,6 +97,8 @@ def qk_norm_rope_store(
         cos, sin: [num_tokens, head_dim / 2], of the dtype of qkv.
         layer_kv: [num_blocks, 2, block_size, num_kv_heads, head_dim]; written.
         slots: int64 [num_tokens]; a token with a negative slot is not stored.
+        ring: [num_ring_entries, num_q_heads, head_dim]; a kept token's q is also written there.
+        ring_slots: int64 [num_tokens], with `ring`: distinct entries of it, or negative: not kept.
 
     Returns:
         q: [num_tokens, num_q_heads, head_dim], normed and rotated, contiguous.
@@ -107,4 +111,7 @@ def qk_norm_rope_store(
         q, k = rms_norm(q, q_norm_weight, eps), rms_norm(k, k_norm_weight, eps)
     q, k = rope(q, k, cos, sin)
     store_kv(layer_kv, slots, k, v)
+    if ring is not None:
+        assert ring_slots is not None, "a ring needs its slots"
+        store_ring_queries(ring, ring_slots, q)
     return q

@@ -27,30 +27,28 @@ def store_kv(layer_kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
     pool[block_size:].index_copy_(0, k_rows, v.reshape(-1, pool.shape[1]))
 
 
-def store_queries(
-    ring: Tensor,
-    ring_lse: Tensor,
-    ring_slots: Tensor,
-    token_index: Tensor,
-    q: Tensor,
-    lse: Tensor,
-) -> None:
-    """Keep some of this step's queries and their log-sum-exps, in place; slots below 0 are dropped.
+def store_ring_queries(ring: Tensor, ring_slots: Tensor, q: Tensor) -> None:
+    """Keep some of this step's queries for later scoring, in place; slots below 0 are dropped.
 
     Args:
         ring: [num_entries, num_q_heads, head_dim] of one layer.
-        ring_lse: float32 [num_entries, num_q_heads], base 2.
-        ring_slots: int64 [num_writes], entries written to, or negative (a padded batch).
-        token_index: int64 [num_writes], which of this step's tokens go there; not read where the
-            slot is negative.
+        ring_slots: int64 [num_tokens], distinct entries, or negative.
         q: [num_tokens, num_q_heads, head_dim], after RoPE, unscaled.
-        lse: float32 [num_tokens, num_q_heads], base 2.
     """
-    if len(ring_slots) and int(ring_slots.min()) < 0:
-        is_kept = ring_slots >= 0  # [num_writes]
-        ring_slots, token_index = ring_slots[is_kept], token_index[is_kept]
-    ring.index_copy_(0, ring_slots, q.index_select(0, token_index))
-    ring_lse.index_copy_(0, ring_slots, lse.index_select(0, token_index))
+    tokens = (ring_slots >= 0).nonzero().flatten()  # [num_writes]
+    ring.index_copy_(0, ring_slots.index_select(0, tokens), q.index_select(0, tokens))
+
+
+def store_lse(ring_lse: Tensor, ring_slots: Tensor, lse: Tensor) -> None:
+    """Keep the log-sum-exps of those queries, of all layers at once, in place.
+
+    Args:
+        ring_lse: float32 [num_layers, num_entries, num_q_heads], base 2.
+        ring_slots: int64 [num_tokens], distinct entries, or negative: that token is dropped.
+        lse: float32 [num_layers, num_tokens, num_q_heads], base 2.
+    """
+    tokens = (ring_slots >= 0).nonzero().flatten()  # [num_writes]
+    ring_lse.index_copy_(1, ring_slots.index_select(0, tokens), lse.index_select(1, tokens))
 
 
 def copy_blocks(pools: list[Tensor], src: Tensor, dst: Tensor) -> None:

@@ -5,6 +5,7 @@ Knows nothing of weight files, families of models or requests.
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from zipage_lang.kernels.backend import Backend
@@ -37,7 +38,9 @@ class Decoder:
         self.rotary = rotary
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
-        """Run all layers; K, V and the wanted queries are written into `cache`.
+        """Run all layers; K, V and the kept queries are written into `cache`.
+
+        Queries go there layer by layer, their log-sum-exps at the end: one launch for all layers.
 
         Returns the hidden state after the final norm, [num_tokens, hidden_size].
         """
@@ -45,11 +48,21 @@ class Decoder:
         rotary = self.rotary.at(batch.positions)
         embedded = self.embedding.index_select(0, batch.token_ids)  # [num_tokens, hidden_size]
         stream = backend.open_stream(embedded, eps)
+        lse = self._lse_memory(batch)
         for layer in self.layers:
-            layer.attention(stream, rotary, batch, cache, backend)
+            layer.attention(stream, rotary, batch, cache, backend, lse)
             layer.mlp(stream, backend)
+        if batch.ring_slots is not None and lse is not None:
+            backend.store_lse(cache.query_lse, batch.ring_slots, lse)
         # Not prepared into the head: that may be the embedding, and to copy it costs over 1 GB.
         return backend.normed_stream(stream, self.final_norm)
+
+    def _lse_memory(self, batch: ForwardBatch) -> Tensor | None:
+        """float32 [num_layers, num_tokens, num_q_heads] for this step; None: no query is kept."""
+        if batch.ring_slots is None:
+            return None
+        shape = (len(self.layers), len(batch.token_ids), self.arch.num_q_heads)
+        return torch.empty(shape, dtype=torch.float32, device=batch.token_ids.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[num_logits, vocab_size], of the weights' dtype, from normed hidden states.

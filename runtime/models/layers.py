@@ -38,8 +38,13 @@ class AttentionBlock:
         batch: ForwardBatch,
         cache: KVCache,
         backend: Backend,
+        lse_out: Tensor | None,
     ) -> None:
-        """Read the residual stream and add to it; writes into the cache's layer."""
+        """Read the residual stream and add to it; writes into the cache's layer.
+
+        lse_out: float32 [num_layers, num_tokens, num_q_heads]; this layer's part gets the
+            log-sum-exps. None: they are not wanted.
+        """
         layer_kv = cache.kv[self.layer]
         norms = self.norms
         q = backend.qk_norm_rope_store(
@@ -50,19 +55,12 @@ class AttentionBlock:
             *rotary,
             layer_kv,
             batch.slots,
+            None if batch.ring_slots is None else cache.queries[self.layer],
+            batch.ring_slots,
         )  # [num_tokens, num_q_heads, head_dim]
         scale = q.shape[2] ** -0.5
-        need_lse = batch.query_writes is not None
-        out, lse = backend.attention(q, layer_kv, batch.attention_plan, scale, need_lse)
-        if batch.query_writes is not None and lse is not None:
-            backend.store_queries(
-                cache.queries[self.layer],
-                cache.query_lse[self.layer],
-                batch.query_writes.ring_slots,
-                batch.query_writes.token_index,
-                q,
-                lse,
-            )
+        lse = None if lse_out is None else lse_out[self.layer]
+        out, _ = backend.attention(q, layer_kv, batch.attention_plan, scale, lse is not None, lse)
         backend.add_linear(stream, out.flatten(1), self.out)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import zipage_lang as zipage
 
-BUDGET, INTERVAL = 48, 16
+BUDGET, INTERVAL = 32, 16
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_choices_are_scored_from_their_first_token_on_warm_as_cold(engine):
     assert scores.is_exact
 
 
-THOUGHT = zipage.gen("thought", max_tokens=80, temperature=0, ignore_eos=True)
+THOUGHT = zipage.gen("thought", max_tokens=60, temperature=0, ignore_eos=True)
 COUNT = "Count to one hundred: 1, 2, 3, 4, 5, 6,"
 
 
@@ -92,7 +92,7 @@ def test_choices_after_a_compacted_thought_say_so(engine):
 
 def test_kept_text_and_all_before_it_is_never_compacted_again(engine):
     rule = "\nThe password is BLUE.\n"
-    long = {"max_tokens": 70, "temperature": 0, "ignore_eos": True}
+    long = {"max_tokens": 56, "temperature": 0, "ignore_eos": True}
     state = run(engine, COUNT, THOUGHT, zipage.keep(rule), zipage.gen("more", **long), seed=1)
     thought, more = state.kv("thought"), state.kv("more")
     assert thought.missing_len > 0
@@ -103,7 +103,7 @@ def test_kept_text_and_all_before_it_is_never_compacted_again(engine):
 
 
 def test_without_it_only_the_authors_first_text_is_protected(engine):
-    long = {"max_tokens": 70, "temperature": 0, "ignore_eos": True}
+    long = {"max_tokens": 56, "temperature": 0, "ignore_eos": True}
     state = run(engine, COUNT, THOUGHT, " And then", zipage.gen("more", **long), seed=1)
     more = state.kv("more")
     assert more.protected_len == state.meta("thought").usage.prompt_tokens

@@ -127,6 +127,16 @@ def test_bfloat16_is_close_to_the_loop():
     assert_right(case, tolerance=2e-2)
 
 
+def test_log_sum_exps_go_where_they_are_asked_to():
+    q, layer_kv, batch = make_case(5, [2, 1], [4, 6])
+    plan = plan_attention(batch, 3, 1, 8, 4)
+    layers = torch.full((3, *q.shape[:2]), math.nan)
+    _, lse = attention(q, layer_kv, plan, SCALE, True, layers[1])
+    assert lse.data_ptr() == layers[1].data_ptr()
+    assert torch.equal(layers[1], run(q, layer_kv, batch)[1])
+    assert layers[[0, 2]].isnan().all()
+
+
 def test_no_lse_is_returned_unless_asked_for():
     q, layer_kv, batch = make_case(5, [2, 1], [4, 6])
     plan = plan_attention(batch, 3, 1, 8, 4)

@@ -82,6 +82,10 @@ def check_eager(q_lens, shape, dtype):
     out, lse = kernels.attention(q, layer_kv, plan, SCALE, need_lse=False)
     assert lse is None
     assert torch.equal(out, found[0])
+    layers = torch.full((3, *q.shape[:2]), torch.nan, device=CARD)
+    kernels.attention(q, layer_kv, plan, SCALE, True, layers[1])
+    assert torch.equal(layers[1], found[1])
+    assert layers[[0, 2]].isnan().all()
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 64])

@@ -26,7 +26,9 @@ def test_dense_attention_equals_the_twin(device, heads):
 
     kernels = DenseAttention(device)
     found_plan = kernels.plan_attention(batch, *shape)
-    found = kernels.attention(q.to(device), layer_kv.to(device), found_plan, 0.2, True)
+    lse_out = torch.full(q.shape[:2], torch.nan, device=device)
+    found = kernels.attention(q.to(device), layer_kv.to(device), found_plan, 0.2, True, lse_out)
+    assert found[1].data_ptr() == lse_out.data_ptr()
 
     plan = reference.plan_attention(batch, *shape)
     wanted = reference.attention(q, layer_kv, plan, 0.2, need_lse=True)

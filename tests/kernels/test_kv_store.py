@@ -6,7 +6,12 @@ Knows nothing of models.
 import pytest
 import torch
 
-from zipage_lang.kernels.reference.kv_store import copy_blocks, store_kv, store_queries
+from zipage_lang.kernels.reference.kv_store import (
+    copy_blocks,
+    store_kv,
+    store_lse,
+    store_ring_queries,
+)
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 16, 64])
@@ -33,15 +38,32 @@ def test_store_kv_takes_views_of_a_merged_projection():
     assert torch.equal(cache[0], torch.zeros(4, 2, 2, 1, 4))
 
 
-def test_store_queries_writes_query_and_lse_of_the_named_tokens():
+RING_SLOTS = [[4, -1, 0, 5, -1], [-1] * 5, [3, 1, 0, 5, 2]]
+
+
+@pytest.mark.parametrize("ring_slots", RING_SLOTS)
+def test_store_ring_queries_writes_kept_queries_and_no_others(ring_slots):
     torch.manual_seed(2)
-    ring, ring_lse = torch.zeros(6, 2, 4), torch.zeros(6, 2)
-    q, lse = torch.randn(5, 2, 4), torch.randn(5, 2)
-    store_queries(ring, ring_lse, torch.tensor([4, 0]), torch.tensor([1, 3]), q, lse)
-    assert torch.equal(ring[[4, 0]], q[[1, 3]])
-    assert torch.equal(ring_lse[[4, 0]], lse[[1, 3]])
-    assert not ring[[1, 2, 3, 5]].any()
-    assert not ring_lse[[1, 2, 3, 5]].any()
+    ring, q = torch.randn(6, 2, 4), torch.randn(5, 2, 4)
+    expected = ring.clone()
+    for token, slot in enumerate(ring_slots):
+        if slot >= 0:
+            expected[slot] = q[token]
+    store_ring_queries(ring, torch.tensor(ring_slots), q)
+    assert torch.equal(ring, expected)
+
+
+@pytest.mark.parametrize("ring_slots", RING_SLOTS)
+def test_store_lse_writes_kept_tokens_of_every_layer_and_no_others(ring_slots):
+    torch.manual_seed(2)
+    ring_lse, lse = torch.randn(3, 6, 2), torch.randn(3, 5, 2)
+    expected = ring_lse.clone()
+    for layer in range(3):
+        for token, slot in enumerate(ring_slots):
+            if slot >= 0:
+                expected[layer, slot] = lse[layer, token]
+    store_lse(ring_lse, torch.tensor(ring_slots), lse)
+    assert torch.equal(ring_lse, expected)
 
 
 def test_copy_blocks_copies_all_layers_of_every_pool():

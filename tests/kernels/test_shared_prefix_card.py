@@ -72,11 +72,12 @@ def test_one_capture_serves_other_groups_and_none(heads, block_size):
 
     plan = graphs.plan_padding(bucket, is_grouped=True)
     assert plan.is_grouped
-    kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)  # compiles the merge
+    lse = torch.empty(q.shape[:2], device=CARD)
+    kernels.attention(q, layer_kv, plan, SCALE, True, lse)  # compiles the merge
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out, lse = kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
+        out, _ = kernels.attention(q, layer_kv, plan, SCALE, True, lse)
     assert out.shape == q.shape
 
     longest = 100 if block_size == 1 else 500
@@ -88,7 +89,7 @@ def test_one_capture_serves_other_groups_and_none(heads, block_size):
         assert bool(groups) == (shared_len > 0)
         layer_kv.normal_()  # as if compacted and filled meanwhile
         out._base.fill_(torch.nan)  # shared parts included
-        lse._base.fill_(torch.nan)
+        lse.fill_(torch.nan)
         again = graphs.plan_groups(batch, bucket, groups)
         assert again.parts[0].launch == plan.parts[0].launch
         graph.replay()

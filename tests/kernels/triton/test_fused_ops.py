@@ -201,6 +201,31 @@ def test_qk_norm_rope_store_equals_the_separate_kernels(device):
     torch.testing.assert_close(pools[0], pools[1], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_qk_norm_rope_store_keeps_the_queries_that_it_returns(device, dtype, shape):
+    num_q_heads, num_kv_heads, head_dim = shape
+    qkv = random_tensor(6, (num_q_heads + 2 * num_kv_heads) * head_dim, dtype=dtype, device=device)
+    weight = random_tensor(head_dim, dtype=dtype, device=device, seed=1)
+    cos, sin = angles(6, head_dim, dtype, device)
+    slots = torch.tensor([3, -1, 7, 0, -1, 5], device=device)
+    ring_slots = torch.tensor([-1, 9, 4, -1, 0, 2], device=device)
+    for kernels in (fused_ops, reference):
+        pool = torch.zeros(4, 2, 2, num_kv_heads, head_dim, dtype=dtype, device=device)
+        ring = random_tensor(10, num_q_heads, head_dim, dtype=dtype, device=device, seed=2)
+        plain_pool, expected = pool.clone(), ring.clone()
+        plain = kernels.qk_norm_rope_store(qkv, weight, weight, 1e-6, cos, sin, plain_pool, slots)
+        q = kernels.qk_norm_rope_store(
+            qkv, weight, weight, 1e-6, cos, sin, pool, slots, ring, ring_slots
+        )
+        for token, entry in enumerate(ring_slots.tolist()):
+            if entry >= 0:
+                expected[entry] = q[token]
+        assert torch.equal(ring, expected)
+        assert torch.equal(q, plain)
+        assert torch.equal(pool, plain_pool)
+
+
 @pytest.mark.gpu
 def test_qk_norm_rope_store_replays_from_a_cuda_graph_with_padded_slots():
     device, head_dim = torch.device("cuda"), 128
@@ -208,16 +233,23 @@ def test_qk_norm_rope_store_replays_from_a_cuda_graph_with_padded_slots():
     weight = random_tensor(head_dim, dtype=torch.bfloat16, device=device, seed=1)
     cos, sin = angles(6, head_dim, torch.bfloat16, device)
     pool = torch.zeros(4, 2, 16, 8, head_dim, dtype=torch.bfloat16, device=device)
-    slots = torch.full((6,), -1, device=device)
-    fused_ops.qk_norm_rope_store(qkv, weight, weight, 1e-6, cos, sin, pool, slots)  # compiles
+    ring = torch.zeros(32, 32, head_dim, dtype=torch.bfloat16, device=device)
+    slots, ring_slots = torch.full((2, 6), -1, device=device).unbind()
+    inputs = (qkv, weight, weight, 1e-6, cos, sin, pool, slots, ring, ring_slots)
+    fused_ops.qk_norm_rope_store(*inputs)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        q = fused_ops.qk_norm_rope_store(qkv, weight, weight, 1e-6, cos, sin, pool, slots)
+        q = fused_ops.qk_norm_rope_store(*inputs)
     graph.replay()
     assert not pool.any()
+    assert not ring.any()
     slots[:4] = torch.tensor([0, 17, 40, 63], device=device)
+    ring_slots[1:3] = torch.tensor([31, 5], device=device)
     graph.replay()
     expected = torch.zeros_like(pool)
     want = fused_ops.qk_norm_rope_store(qkv, weight, weight, 1e-6, cos, sin, expected, slots)
     assert torch.equal(q, want)
     assert torch.equal(pool, expected)
+    assert torch.equal(ring[[31, 5]], q[1:3])
+    ring[[31, 5]] = 0
+    assert not ring.any()

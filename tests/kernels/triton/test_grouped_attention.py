@@ -166,9 +166,15 @@ def test_only_launches_that_split_nothing_and_fit_rows_into_tiles_group(kernels,
     assert not wide.can_group(8)
 
 
-def test_the_log_sum_exp_is_given_when_asked_only(kernels, graphs):
+def test_the_log_sum_exp_is_given_when_and_where_asked_only(kernels, graphs):
     plan, (q, layer_kv) = graphs.plan(make_batch(BUCKET, 3), BUCKET), random_tensors(3)
     out, lse = kernels.attention(q, layer_kv, plan, SCALE, need_lse=False)
     assert lse is None
-    again, _ = kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
+    again, lse = kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
     assert torch.equal(out, again)
+    layers = torch.full((3, *q.shape[:2]), torch.nan)
+    again, given = kernels.attention(q, layer_kv, plan, SCALE, True, layers[1])
+    assert torch.equal(out, again)
+    assert given.data_ptr() == layers[1].data_ptr()
+    assert torch.equal(layers[1], lse)
+    assert layers[[0, 2]].isnan().all()

@@ -60,21 +60,30 @@ def test_store_kv_of_no_tokens_is_allowed(device):
     assert torch.equal(pool, before)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_store_queries_equals_its_twin_and_drops_negative_slots(device, dtype, shape):
-    num_q_heads, _, head_dim = shape
-    ring = random_tensor(20, num_q_heads, head_dim, dtype=dtype, device=device)
-    ring_lse = random_tensor(20, num_q_heads, dtype=torch.float32, device=device, seed=1)
-    expected, expected_lse = ring.clone(), ring_lse.clone()
-    q = random_tensor(11, num_q_heads, head_dim, dtype=dtype, device=device, seed=2)
-    lse = random_tensor(11, num_q_heads, dtype=torch.float32, device=device, seed=3)
-    slots = distinct_slots(9, 20, device)
-    tokens = torch.tensor([2**40, 3, 3, 2**40, 0, 10, 2**40, 9, 1], device=device)
-    kv_store.store_queries(ring, ring_lse, slots, tokens, q, lse)
-    reference.store_queries(expected, expected_lse, slots, tokens, q, lse)
-    assert torch.equal(ring, expected)
-    assert torch.equal(ring_lse, expected_lse)
+@pytest.mark.parametrize(
+    ("num_layers", "num_tokens", "num_q_heads"), [(1, 1, 4), (8, 9, 9), (19, 5, 32), (36, 2, 6)]
+)
+def test_store_lse_equals_its_twin_and_drops_negative_slots(
+    device, num_layers, num_tokens, num_q_heads
+):
+    shape = (num_layers, 20, num_q_heads)
+    ring_lse = random_tensor(*shape, dtype=torch.float32, device=device, seed=1)
+    lse = random_tensor(num_layers, num_tokens, num_q_heads, dtype=torch.float32, device=device)
+    slots = distinct_slots(num_tokens + 1, 20, device)[1:].contiguous()
+    assert bool((slots >= 0).any())
+    expected = ring_lse.clone()
+    kv_store.store_lse(ring_lse, slots, lse)
+    reference.store_lse(expected, slots, lse)
+    assert torch.equal(ring_lse, expected)
+
+
+def test_store_lse_of_padding_alone_and_of_no_tokens_changes_nothing(device):
+    ring_lse = random_tensor(3, 5, 2, dtype=torch.float32, device=device)
+    before = ring_lse.clone()
+    for num_tokens in (6, 0):
+        lse = torch.full((3, num_tokens, 2), torch.nan, device=device)
+        kv_store.store_lse(ring_lse, torch.full((num_tokens,), -1, device=device), lse)
+        assert torch.equal(ring_lse, before)
 
 
 @pytest.mark.parametrize("num_copies", [1, 3, 17])

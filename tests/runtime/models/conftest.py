@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from zipage_lang.kernels.backend import AttentionBatch, choose_backend
-from zipage_lang.runtime.forward_batch import ForwardBatch, QueryWrites
+from zipage_lang.runtime.forward_batch import ForwardBatch
 from zipage_lang.runtime.kv_cache import KVCache, KVShape
 from zipage_lang.runtime.models.registry import LoadedModel, load_model
 
@@ -98,7 +98,7 @@ class PagedDriver:
         self.lens = [0] * num_seqs
 
     @torch.inference_mode()
-    def feed(self, chunks, query_writes: QueryWrites | None = None):
+    def feed(self, chunks, ring_slots: torch.Tensor | None = None):
         """chunks: sequence number -> its next tokens. Returns the logits of each chunk's tokens."""
         seqs, sizes = list(chunks), [len(ids) for ids in chunks.values()]
         starts = [self.lens[seq] for seq in seqs]
@@ -114,7 +114,7 @@ class PagedDriver:
             positions=positions,
             slots=blocks * self.block_size + positions % self.block_size,
             attention_plan=self._plan(seqs, sizes),
-            query_writes=query_writes,
+            ring_slots=ring_slots,
             logits_index=torch.arange(len(positions)),
         )
         hidden = self.model.forward(batch, self.cache)

@@ -6,8 +6,6 @@ Knows nothing of the scheduler or the engine.
 import pytest
 import torch
 
-from zipage_lang.runtime.forward_batch import QueryWrites
-
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 1000.0,
@@ -117,24 +115,49 @@ def test_bfloat16_is_close_to_transformers_in_bfloat16(make_twin, make_driver, p
     assert our_error < 0.05 * exact.abs().mean()
 
 
-def test_wanted_queries_are_kept_after_rope_with_their_lse(make_twin, make_driver, prompts):
+def kept_by_hand(driver, seq, entry):
+    """The log-sum-exps of a kept query that is its sequence's last: [num_layers, num_q_heads]."""
+    cache, num = driver.cache, driver.lens[seq]
+    keys = cache.kv[:, driver.tables[seq].long(), 0].flatten(1, 2)[:, :num]
+    keys = keys.repeat_interleave(3, dim=2).double()  # [num_layers, num, num_q_heads, head_dim]
+    scores = torch.einsum("lhd,lnhd->lhn", cache.queries[:, entry].double(), keys) / 16**0.5
+    return scores.exp().sum(-1).log2().float()
+
+
+def test_kept_queries_are_those_after_rope_with_their_lse(make_twin, make_driver, prompts):
     twin = make_twin("qwen3", head_dim=16)
     driver = make_driver(twin.load(), num_seqs=1, max_len=48, block_size=4)
-    ids = prompts[0]
-    num = len(ids)
-    writes = QueryWrites(
-        token_index=torch.tensor([num - 1, num - 2]), ring_slots=torch.tensor([5, 4])
-    )
-    driver.feed({0: ids}, writes)
+    ring_slots = torch.full((len(prompts[0]),), -1)
+    ring_slots[-2:] = torch.tensor([4, 5])
+    driver.feed({0: prompts[0]}, ring_slots)
 
-    cache, table = driver.cache, driver.tables[0].long()
-    keys = cache.kv[:, table, 0].flatten(1, 2)[:, :num]  # [num_layers, num, num_kv_heads, head_dim]
-    keys = keys.repeat_interleave(3, dim=2).double()
-    scores = torch.einsum("lhd,lnhd->lhn", cache.queries[:, 5].double(), keys) / 16**0.5
-    expected = scores.exp().sum(-1).log2().float()
-    assert_close(cache.query_lse[:, 5], expected)
+    cache = driver.cache
+    assert_close(cache.query_lse[:, 5], kept_by_hand(driver, 0, 5))
     assert cache.queries[:, 4].abs().sum() > 0
     assert not cache.queries[:, [0, 1, 2, 3, 6, 7]].any()
+    assert not cache.query_lse[:, [0, 1, 2, 3, 6, 7]].any()
+
+
+def test_queries_kept_in_mixed_steps_equal_those_of_a_whole_prompt(make_twin, make_driver, prompts):
+    """One sequence token by token beside another in chunks; each keeps its last four in a ring."""
+    loaded = make_twin("qwen3", head_dim=16).load()
+    whole = make_driver(loaded, num_seqs=2, max_len=48, block_size=4)
+    for seq, ids in ((0, prompts[1]), (1, prompts[2][:36])):
+        ring_slots = torch.full((len(ids),), -1)
+        last = torch.arange(len(ids) - 4, len(ids))
+        ring_slots[-4:] = seq * 4 + last % 4
+        whole.feed({seq: ids}, ring_slots)
+
+    mixed = make_driver(loaded, num_seqs=2, max_len=48, block_size=4)
+    for step, token in enumerate(prompts[1]):
+        chunk = prompts[2][step * 4 : step * 4 + 4]
+        ring_slots = torch.tensor([step % 4, 4, 5, 6, 7])
+        mixed.feed({0: [token], 1: chunk}, ring_slots)
+        for seq, entry in ((0, step % 4), (1, 7)):
+            assert_close(mixed.cache.query_lse[:, entry], kept_by_hand(mixed, seq, entry))
+    assert whole.cache.queries.abs().sum((0, 2, 3)).min() > 0
+    assert_close(mixed.cache.queries, whole.cache.queries)
+    assert_close(mixed.cache.query_lse, whole.cache.query_lse)
 
 
 def test_sharded_weights_give_the_same_logits(make_twin, make_driver, prompts):
