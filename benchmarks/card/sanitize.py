@@ -32,7 +32,7 @@ SCORED = [  # heads, group, head_dim, chunk, rows, tail_len, weight of a directi
     (8, 4, 128, 256, 1, 300, 0.0),
     (3, 3, 64, 100, 2, 230, 0.6),
     (2, 4, 128, 256, 1, 257, 1.0),
-    (8, 4, 128, 256, 50, 700, 3.0),  # a CTA has four chunks, so that it tries the newest keys alone
+    (8, 4, 128, 256, 50, 700, 3.0),  # a CTA has several chunks
     (8, 4, 128, 256, 50, 700, 1.0),
 ]
 

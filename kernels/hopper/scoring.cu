@@ -31,12 +31,6 @@ int num_processors(int* count) {
     return cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
 }
 
-// A CTA each, of which about as many as fit at once.
-int num_shares_of(int num_tasks, int heads, int num_ctas) {
-    const int fitting = num_ctas > heads ? num_ctas / heads : 1;
-    return num_tasks < fitting ? num_tasks : fitting;
-}
-
 }  // namespace
 }  // namespace zl
 
@@ -56,12 +50,8 @@ extern "C" int zl_scoring(const void* kv, const void* slots, const void* positio
                       chunk <= kChunkSlots;
     if (!fits) return -1;
     const int num_chunks = (max_tail + chunk - 1) / chunk;
-    const int num_tasks = rows * num_chunks;  // of each head
-    if (num_tasks * heads == 0) return cudaSuccess;
-    int processors = 0;
-    int error = num_processors(&processors);
-    if (error != cudaSuccess) return error;
-    const int num_shares = num_shares_of(num_tasks, heads, 2 * processors);
+    const int num_tasks = rows * heads * num_chunks;
+    if (num_tasks == 0) return cudaSuccess;
     const ScoringParams params{static_cast<const __nv_bfloat16*>(kv),
                                static_cast<const int64_t*>(slots),
                                static_cast<const int32_t*>(positions),
@@ -72,9 +62,11 @@ extern "C" int zl_scoring(const void* kv, const void* slots, const void* positio
                                static_cast<float*>(mass),
                                static_cast<float*>(similarity),
                                heads, group, queries, max_tail, chunk, block_size,
-                               num_chunks, num_tasks / num_shares,
-                               num_tasks % num_shares, Divisor(heads), Divisor(num_chunks),
+                               num_chunks, num_tasks, Divisor(heads), Divisor(num_chunks),
                                Divisor(block_size), scale_log2, threshold};
+    int processors = 0;
+    int error = num_processors(&processors);
+    if (error != cudaSuccess) return error;
     const int shared_bytes = scoring_shared_bytes(dim / kPanelDims);
     const void* const entry = reinterpret_cast<const void*>(kernel);
     error = cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
@@ -82,7 +74,8 @@ extern "C" int zl_scoring(const void* kv, const void* slots, const void* positio
     error = cudaFuncSetAttribute(entry, cudaFuncAttributePreferredSharedMemoryCarveout,
                                  cudaSharedmemCarveoutMaxShared);  // room for two CTAs
     if (error != cudaSuccess) return error;
-    kernel<<<num_shares * heads, kScoreThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
+    const int num_ctas = num_tasks < 2 * processors ? num_tasks : 2 * processors;
+    kernel<<<num_ctas, kScoreThreads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
         params);
     return cudaGetLastError();
 }

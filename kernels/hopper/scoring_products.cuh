@@ -40,66 +40,76 @@ __device__ __forceinline__ float part_of(float value, int part) {
     return part == 0 ? first : (part < 3 ? low : 0.0f);
 }
 
-// The bits of such a number.
-__device__ __forceinline__ uint16_t half_of(float part) {
-    return static_cast<uint16_t>(__float_as_uint(part) >> 16);
+// Of two such numbers, the first in the low half.
+__device__ __forceinline__ uint32_t pack_halves(float first, float second) {
+    return __byte_perm(__float_as_uint(first), __float_as_uint(second), 0x7632);
 }
 
-// Where the inverse norm of a slot stands: what one lane needs for two steps of `store_direction` lies
-// together. Of the slot 8 further, when that has the same bits 4 and up: 2 further.
-__device__ __forceinline__ int inverse_place(int slot) {
-    const int step = (slot >> 4) & 1, half = (slot >> 3) & 1, lane4 = (slot >> 1) & 3;
-    return (slot & ~31) | lane4 << 3 | step << 2 | half << 1 | (slot & 1);
-}
-
-// Writes 16 dims of the sum of key / |key| over all slots, split, as rows 64 to 66 of the queries'
-// operand. `warp`: which dims; uniform.
+// The warp's part of the sum of key / |key|: of its 32 slots, the two terms of each dim into
+// out[0][dim] and out[1][dim].
 template <int kPanels>
-__device__ __forceinline__ void store_direction(const ScoringNotes& notes, uint32_t keys,
-                                                uint32_t queries, int warp) {
-    if (warp >= kPanels * kPanelDims / 16) return;
+__device__ __forceinline__ void add_unit_keys(uint32_t keys, const float* inverses,
+                                              float (*out)[2 * kPanelDims]) {
     const int lane = threadIdx.x & 31;
-    const uint16_t* inverses = notes.inverse_parts[min(lane >> 2, 3)] + (lane & 3) * 8;
+    const int first = threadIdx.x & ~31;  // slot
+    const int part = lane >> 2;           // column of the inverses
+    uint32_t b[2][2];
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+        const float* own = inverses + first + step * 16 + 2 * (lane & 3);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float2 pair = *reinterpret_cast<const float2*>(own + 8 * half);
+            b[step][half] = pack_halves(part_of(pair.x, part), part_of(pair.y, part));
+        }
+    }
     // Matrix 0: the 8 low slots and dims; 1: the next dims; 2 and 3: the next slots.
     const int slot = (lane & 7) + ((lane >> 4) << 3);
-    const int at = (warp & 3) * 2 + ((lane >> 3) & 1);  // 16 bytes of the panel's row
-    const uint32_t row = keys + (warp >> 2) * kKeyPanel + slot * 128 + (((at ^ slot) & 7) << 4);
-    float d[2][4] = {};
+    const int dim_half = (lane >> 3) & 1;
+    float* const target = out[lane & 1] + (lane >> 2);
 #pragma unroll
-    for (int i = 0; i < kChunkSlots / 32; ++i) {
-        const uint4 parts = *reinterpret_cast<const uint4*>(inverses + i * 32);
-        const uint32_t b[2][2] = {{parts.x, parts.y}, {parts.z, parts.w}};
+    for (int tile = 0; tile < kPanels * kPanelDims / 16; ++tile) {
+        const int at = (tile & 3) * 2 + dim_half;  // 16 bytes of the panel's row
+        const uint32_t row = keys + (tile >> 2) * kKeyPanel + (first + slot) * 128;
+        float d[4] = {};
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
             uint32_t a[4];
-            load_transposed(a, row + (i * 2 + step) * 16 * 128);
-            multiply_slim(d[step], a, b[step]);
+            load_transposed(a, row + step * 16 * 128 + (((at ^ slot) & 7) << 4));
+            multiply_slim(d, a, b[step]);
         }
-    }
-    // Columns 0 to 2 hold the parts, all others zeros.
-    const int part = lane & 3;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        float sum = d[0][2 * h] + d[1][2 * h] + (d[0][2 * h + 1] + d[1][2 * h + 1]);
-        sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
-        sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
-        const int dim = (lane >> 2) + 8 * h;  // of the 16
-        const uint32_t chunk = (((warp & 3) * 2 + h) ^ part) << 4;  // of row 64 + part
-        const uint32_t target = queries + (warp >> 2) * kQueryPanel + (kColumns + part) * 128;
-        if (part < 3) store_half(target + chunk + (dim & 7) * 2, half_of(part_of(sum, part)));
+        if ((lane & 3) < 2) {  // columns 0 and 1, or column 2 and one of zeros
+            target[tile * 16] = d[0] + d[1];
+            target[tile * 16 + 8] = d[2] + d[3];
+        }
     }
 }
 
-// What is never written again: rows 64 to 71 of the queries' operand, of which `store_direction` fills
-// three, and the inverses' row of zeros.
+// Rows 64 to 71 of the queries' operand, of which the sum of unit keys fills three.
 template <int kPanels>
-__device__ __forceinline__ void clear_unused(ScoringNotes& notes, char* queries) {
-#pragma unroll 1
+__device__ __forceinline__ void clear_direction(char* queries) {
     for (int i = threadIdx.x; i < kPanels * 256; i += kScoreThreads) {
         char* panel = queries + (i >> 8) * kQueryPanel + kColumns * 128;
         reinterpret_cast<uint32_t*>(panel)[i & 255] = 0;
     }
-    notes.inverse_parts[3][threadIdx.x] = 0;
+}
+
+// Thread `dim` of the first dims sums its parts and writes them, split, as rows 64 to 66 of the
+// queries' operand.
+template <int kPanels>
+__device__ __forceinline__ void store_direction(const ScoringNotes& notes, uint32_t queries) {
+    const int dim = threadIdx.x;
+    if (dim >= kPanels * kPanelDims) return;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * kScoreWarps; ++i) sum += notes.directions[i][dim];
+    const uint32_t panel = queries + (dim >> 6) * kQueryPanel + kColumns * 128;
+#pragma unroll
+    for (int part = 0; part < 3; ++part) {
+        const uint32_t at = (((dim >> 3) & 7) ^ part) << 4;  // row 64 + part: its low bits are part
+        const uint32_t value = __float_as_uint(part_of(sum, part)) >> 16;
+        store_half(panel + part * 128 + at + (dim & 7) * 2, static_cast<uint16_t>(value));
+    }
 }
 
 }  // namespace zl

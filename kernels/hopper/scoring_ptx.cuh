@@ -29,13 +29,6 @@ __device__ __forceinline__ void prefetch_l2(const void* source) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(source));
 }
 
-// Of elements of `size` bytes; one instruction, where the compiler makes three.
-__device__ __forceinline__ const char* element_of(const char* base, uint32_t index, uint32_t size) {
-    const char* result;
-    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(result) : "r"(index), "r"(size), "l"(base));
-    return result;
-}
-
 // 16 bytes, or zeros without reading.
 __device__ __forceinline__ void copy_16(uint32_t target, const void* source, bool is_there) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(target), "l"(source),

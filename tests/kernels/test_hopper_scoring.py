@@ -26,7 +26,7 @@ from zipage_lang.kernels.reference import scores as reference
 SCALE, FIRST_POSITION = 0.3, 10
 SOURCES = Path(hopper.__file__).resolve().parent
 STAND_IN = Path(__file__).resolve().parent / "hopper_stand_in"
-KERNEL_PARTS = ("params", "load", "products", "rows", "newest", "kernel")
+KERNEL_PARTS = ("params", "load", "products", "rows", "kernel")
 
 
 class World:
@@ -206,7 +206,7 @@ def test_newest_similar_key_is_found_wherever_it_lies(run, families, step):
 @pytest.mark.parametrize("shared", [1.0, 3.0])
 @pytest.mark.parametrize("order", ["shuffled", "in order"])
 def test_chunks_after_chunks_full_of_similar_keys_equal_their_twin(run, order, shared):
-    """The newest keys alone are tried there; in the third and fifth chunk they are not enough."""
+    """In the third and fifth chunk some keys have no similar one, and must not inherit any."""
     world = World((5 * 256 + 100,), heads=1)
     world.draw_keys(shared=shared)
     if order == "in order":
@@ -219,7 +219,7 @@ def test_chunks_after_chunks_full_of_similar_keys_equal_their_twin(run, order, s
 
 def test_newest_similar_keys_beside_the_newest_of_all_are_found(run):
     """Every 8th slot of the second chunk is newer than the others; the newest four are of a family
-    of their own, so that the newest of the others' family is none of those that are tried first.
+    of their own, so that the newest of the others' family is none of the newest of all.
     """
     world = World((512,), heads=1)
     apart = [256 + 8 * index for index in range(28, 32)]

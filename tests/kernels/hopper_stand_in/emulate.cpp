@@ -109,8 +109,7 @@ extern "C" int emulate(const void* kv, const void* slots, const void* positions,
     int members = 1;
     while (members < group) members *= 2;
     const int num_chunks = (max_tail + chunk - 1) / chunk;
-    const int num_tasks = rows * num_chunks;
-    const int num_shares = max(1, min(num_ctas / heads, num_tasks));
+    const int num_tasks = rows * heads * num_chunks;
     const ScoringParams all{static_cast<const __nv_bfloat16*>(kv),
                             static_cast<const int64_t*>(slots),
                             static_cast<const int32_t*>(positions),
@@ -121,14 +120,13 @@ extern "C" int emulate(const void* kv, const void* slots, const void* positions,
                             static_cast<float*>(mass),
                             static_cast<float*>(similarity),
                             heads, group, queries, max_tail, chunk, block_size,
-                            num_chunks, num_tasks / num_shares,
-                            num_tasks % num_shares, Divisor(heads), Divisor(num_chunks),
+                            num_chunks, num_tasks, Divisor(heads), Divisor(num_chunks),
                             Divisor(block_size), scale_log2, threshold};
     params = &all;
     kernel = dim == 128 ? kernel_of<2>(members) : kernel_of<1>(members);
     std::mt19937 random(seed);
     num_misaligned = 0;
-    gridDim.x = num_shares * heads;
+    gridDim.x = min(num_ctas, num_tasks);
     for (int cta = 0; cta < gridDim.x; ++cta) {
         start(cta);
         if (!run_cta(random)) return 1;

@@ -183,6 +183,14 @@ inline int __float_as_int(float value) { return bits_of<int>(value); }
 inline int __float2int_rn(float value) { return static_cast<int>(lrintf(value)); }
 inline float __fdividef(float left, float right) { return left / right; }
 inline uint32_t __umulhi(uint32_t left, uint32_t right) { return uint64_t(left) * right >> 32; }
+inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selectors) {
+    const uint64_t both = uint64_t(high) << 32 | low;
+    uint32_t result = 0;
+    for (int byte = 0; byte < 4; ++byte) {
+        result |= uint32_t(both >> 8 * (selectors >> 4 * byte & 7) & 255) << 8 * byte;
+    }
+    return result;
+}
 namespace zl {
 
 alignas(1024) inline char dynamic[120 * 1024];
