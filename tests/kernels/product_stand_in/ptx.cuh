@@ -28,6 +28,13 @@
 using std::max;
 using std::min;
 
+// The card ends a kernel whose address is not aligned, and so does this.
+inline void must_be_aligned(uint64_t address, int bytes, const char* file, int line) {
+    if (address % bytes == 0) return;
+    fprintf(stderr, "%s:%d: %#lx is no multiple of %d\n", file, line, address, bytes);
+    abort();
+}
+
 struct Index {
     int x;
 };
