@@ -105,7 +105,9 @@ def emulated(tmp_path_factory):
         shutil.copy(SOURCES / f"scoring_{part}.cuh", folder)
     for source in STAND_IN.iterdir():
         shutil.copy(source, folder)
-    flags = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-fsanitize=alignment", "-fPIC"]
+    # Without -fno-gnu-unique two stand-ins in one process share what has one name.
+    flags = ["-std=c++17", "-O1", "-w", "-fno-gnu-unique", "-fno-strict-aliasing"]
+    flags += ["-fsanitize=alignment", "-fPIC"]
     compile_it = [compiler, *flags, "-I.", "-c", "-x", "c++", "emulate.cpp"]
     # Linked without the sanitizer's own library, whose function emulate.cpp has.
     link_it = [compiler, "-shared", "emulate.o", "-o", "emulated.so"]
