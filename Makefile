@@ -23,8 +23,9 @@ demo: model
 	$(BIN)/python examples/self_consistency.py
 
 # A file's tests stay together: they share engines. The long files come first, as they are listed.
+# A worker that dies ends the run: with a new one in its place the rest can wait for ever.
 test: check model
-	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # On a machine with a card and its packages (extra `gpu`): the tests that the default run leaves out,
 # on inputs of their own each time. A bare card machine runs benchmarks/card/test_gpu.sh instead.

@@ -10,11 +10,8 @@ from torch import Tensor
 
 from zipage_lang.kernels.backend import ScoreBlend, TailRows
 from zipage_lang.kernels.compact import carry_out, empty_moves, place_kept
-from zipage_lang.kernels.select import is_protected, kept_slots, row_config
-
-_MAX_REGISTERS = 40  # three programs of 16 warps share an SM: each waits at a barrier per bit
-_MOST_SLOTS = 4096  # that fit those registers
-_NO_POSITION = tl.constexpr(0x7FFF_FFFF)
+from zipage_lang.kernels.select import is_protected, kept_slots
+from zipage_lang.kernels.tail_programs import NO_POSITION, remembered_mass, tight_row_config
 
 
 def compact_blend(
@@ -61,14 +58,9 @@ def compact_blend(
         mass_weight,
         HEADS=num_kv_heads,
         REACH=pool_kernel // 2,
-        **_config(max_tail),
+        **tight_row_config(max_tail),
     )
     carry_out(kv_blocks, moves)
-
-
-def _config(max_tail: int) -> dict[str, int]:
-    config = row_config(max_tail)
-    return config if config["SLOTS"] > _MOST_SLOTS else {**config, "maxnreg": _MAX_REGISTERS}
 
 
 @triton.jit(do_not_specialize=["max_tail", "most", "num_recent", "num_sinks"])
@@ -104,23 +96,15 @@ def _choose_kernel(
     tail_len = tl.load(lens + row).to(tl.int32)
     stateful_len = tl.load(stateful_lens + row).to(tl.int32)
     real = index < tail_len
-    own = tl.load(mass + base + index, mask=real, other=0.0)
-    slot = tl.load(slots + row.to(tl.int64) * max_tail + index, mask=real, other=0)
-    place = slot * HEADS + program % HEADS
-    history = tl.load(score_blocks + place, mask=real & (index < stateful_len), other=0.0)
-    own = tl.maximum(own, decay * history)
-    tl.store(stored + base + index, own, mask=real)
-    pooled = own
-    if stateful_len == 0:  # slot order is token order, and there is no history
-        for step in tl.static_range(-REACH, REACH + 1):
-            near = index + step
-            there = (near >= 0) & (near < tail_len)
-            pooled = tl.maximum(pooled, tl.load(mass + base + near, mask=there, other=0.0))
+    pooled = remembered_mass(
+        mass, score_blocks, slots, stored, program, tail_len, stateful_len, max_tail, decay,
+        HEADS, REACH, SLOTS,
+    )  # fmt: skip
     likeness = tl.load(similarity + base + index, mask=real, other=-float("inf"))
     weights = tl.exp((likeness - tl.max(likeness, axis=0)) * inverse_temperature)
     share = weights / tl.sum(weights, axis=0)
     score = mass_weight * pooled - (1.0 - mass_weight) * share
-    at = tl.load(positions + base + index, mask=real, other=_NO_POSITION)
+    at = tl.load(positions + base + index, mask=real, other=NO_POSITION)
     first_recent = (tl.load(logical_lens + row) - num_recent).to(tl.int32)
     score = tl.where(is_protected(at, first_recent, num_sinks), float("inf"), score)
     is_kept = kept_slots(score, at, real, tl.load(num_keep + row).to(tl.int32))

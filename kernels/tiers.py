@@ -11,11 +11,9 @@ from torch import Tensor
 from zipage_lang.kernels.backend import ScoreTiers, TailRows
 from zipage_lang.kernels.compact import carry_out, empty_moves, place_kept
 from zipage_lang.kernels.reference.tiers import SHARE_ONE
-from zipage_lang.kernels.select import is_protected, kept_slots, row_config
+from zipage_lang.kernels.select import is_protected, kept_slots
+from zipage_lang.kernels.tail_programs import NO_POSITION, remembered_mass, tight_row_config
 
-_MAX_REGISTERS = 40  # three programs of 16 warps share an SM: each waits at a barrier per bit
-_MOST_SLOTS = 4096  # that fit those registers, but for some 30 numbers
-_NO_POSITION = tl.constexpr(0x7FFF_FFFF)
 _SHARE_ONE = tl.constexpr(SHARE_ONE)
 _LOT_UNIT = tl.constexpr(2.0**-24)
 
@@ -69,14 +67,9 @@ def compact_tiers(
         FRESH=int(tiers.fresh),
         HEADS=num_kv_heads,
         REACH=tiers.pool_kernel // 2,
-        **_config(max_tail),
+        **tight_row_config(max_tail),
     )
     carry_out(kv_blocks, moves)
-
-
-def _config(max_tail: int) -> dict[str, int]:
-    config = row_config(max_tail)
-    return config if config["SLOTS"] > _MOST_SLOTS else {**config, "maxnreg": _MAX_REGISTERS}
 
 
 @triton.jit(
@@ -124,18 +117,11 @@ def _choose_kernel(
     stateful_len = tl.load(stateful_lens + row).to(tl.int32)
     wanted = tl.load(num_keep + row)  # int64, as are the counts below: shares may not overflow
     real = index < tail_len
-    own = tl.load(mass + base + index, mask=real, other=0.0)
-    slot = tl.load(slots + row.to(tl.int64) * max_tail + index, mask=real, other=0)
-    place = slot * HEADS + program % HEADS
-    history = tl.load(score_blocks + place, mask=real & (index < stateful_len), other=0.0)
-    own = tl.maximum(own, decay * history)
-    tl.store(stored + base + index, own, mask=real)
-    if stateful_len == 0:  # slot order is token order, and there is no history
-        for step in tl.static_range(-REACH, REACH + 1):
-            near = index + step
-            there = (near >= 0) & (near < tail_len)
-            own = tl.maximum(own, tl.load(mass + base + near, mask=there, other=0.0))
-    at = tl.load(positions + base + index, mask=real, other=_NO_POSITION)
+    own = remembered_mass(
+        mass, score_blocks, slots, stored, program, tail_len, stateful_len, max_tail, decay,
+        HEADS, REACH, SLOTS,
+    )  # fmt: skip
+    at = tl.load(positions + base + index, mask=real, other=NO_POSITION)
     num_newest = tl.maximum(wanted * recent_share // _SHARE_ONE, num_recent)
     left = tl.maximum(wanted - num_newest, 0)
     first_newest = (tl.load(logical_lens + row) - num_newest).to(tl.int32)
