@@ -72,21 +72,28 @@ class ScoreBlend(NamedTuple):
 
 
 class ScoreTiers(NamedTuple):
-    """A budget that is divided: by age, by three measures and by lot; see `compact_tiers`.
+    """A budget that is divided: by age, by up to three measures and by lot; see `compact_tiers`.
 
-    Measures are float32 [num_rows, num_kv_heads, max_tail]; one whose share is 0 is never read.
+    Measures and history are float32 [num_rows, num_kv_heads, max_tail].
     """
 
-    mass: Tensor
-    ranges: Tensor
-    novelty: Tensor
-    decay: float  # of what is remembered of the mass
-    pool_kernel: int  # of the mass
+    measures: tuple[Tensor, ...]  # those with a share, in the order in which they choose
+    shares: tuple[float, ...]  # one per measure, of what the newest leave of the budget
+    history: Tensor  # the global score F that kept slots carry from now on
     recent_share: float  # of the budget
-    mass_share: float  # of what is left of it, as are those below
-    range_share: float
-    novelty_share: float
     fresh: bool  # lots are drawn anew at each compaction
+
+
+class Forecast(NamedTuple):
+    """Weights of a linear forecast, per layer and KV head: how strongly a token is attended later.
+
+    Number f of a head is the pair of its dimensions f and f + head_dim / 2. float32, contiguous.
+    """
+
+    key: Tensor  # [num_layers, num_kv_heads, head_dim], of the key before its rotation
+    value: Tensor  # [num_layers, num_kv_heads, head_dim]
+    age: Tensor  # [num_layers, num_kv_heads], of log(1 + tokens since)
+    frequencies: Tensor  # [head_dim / 2], the rotary angle per position
 
 
 class RowSettings(NamedTuple):
@@ -230,6 +237,19 @@ class Backend(Protocol):
 
     # ranges.py
     def value_range(self, kv_blocks: Tensor, slots: Tensor) -> Tensor: ...
+
+    # forecast.py
+    def forecast_scores(
+        self,
+        kv_blocks: Tensor,
+        score_blocks: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        stateful_lens: Tensor,
+        logical_lens: Tensor,
+        layers: Tensor,
+        forecast: Forecast,
+    ) -> tuple[Tensor, Tensor]: ...
 
     # scores.py: one row per (layer, request), slots by physical number
     def gather_keys(self, kv_blocks: Tensor, slots: Tensor) -> Tensor: ...

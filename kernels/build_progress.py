@@ -13,8 +13,10 @@ from pathlib import Path
 
 POLL_S = 0.2
 LINE_EVERY_S = 10.0  # between log lines
+COUNT_EVERY_S = 1.0  # between counts for whoever waits for the start
 
 _LOG = logging.getLogger(__name__)
+_START = logging.getLogger("zipage.start")  # heard by whoever waits for an engine to start
 
 
 @contextmanager
@@ -68,6 +70,10 @@ def _show_bar(
 def _log_lines(
     what: str, since: tuple[Path, float], num_files: int, is_over: threading.Event
 ) -> None:
-    while not is_over.wait(LINE_EVERY_S):
+    num_lines = 0
+    while not is_over.wait(min(LINE_EVERY_S, COUNT_EVERY_S)):
         passed, done = time.time() - since[1], num_done(*since)
-        _LOG.warning("building %s: %d of %d files, %.0f s", what, done, num_files, passed)
+        _START.info("building %s", what, extra={"count": (done, num_files)})
+        if passed >= (num_lines + 1) * LINE_EVERY_S:
+            num_lines += 1
+            _LOG.warning("building %s: %d of %d files, %.0f s", what, done, num_files, passed)

@@ -9,6 +9,7 @@ from zipage_lang.kernels.reference import (
     attention,
     blend,
     compact,
+    forecast,
     fused_ops,
     host_copy,
     kv_store,
@@ -76,3 +77,4 @@ class CpuBackend:
     compact_blend = staticmethod(blend.compact_blend)
     compact_tiers = staticmethod(tiers.compact_tiers)
     value_range = staticmethod(ranges.value_range)
+    forecast_scores = staticmethod(forecast.forecast_scores)

@@ -8,6 +8,7 @@ import torch
 from zipage_lang.kernels import (
     blend,
     compact,
+    forecast,
     fused_ops,
     host_copy,
     kv_store,
@@ -100,3 +101,4 @@ class CudaBackend:
     compact_blend = staticmethod(blend.compact_blend)
     compact_tiers = staticmethod(tiers.compact_tiers)
     value_range = staticmethod(ranges.value_range)
+    forecast_scores = staticmethod(forecast.forecast_scores)

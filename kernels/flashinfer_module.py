@@ -208,6 +208,11 @@ def build_attention(dtype: torch.dtype, head_dim: int) -> Path:
     return Path(spec.get_library_path())
 
 
+def is_built(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether a start would find the compiled library. Raises as `build_attention`."""
+    return bool(_spec(dtype, head_dim).is_compiled)
+
+
 def check_head_dim(head_dim: int) -> None:
     """Raises RuntimeError where FlashInfer has no attention for heads of this size."""
     if head_dim not in HEAD_DIMS:

@@ -3,7 +3,6 @@
 Knows nothing of policies. What it means stands at its twin in `kernels/reference/tiers.py`.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,10 +11,11 @@ from zipage_lang.kernels.backend import ScoreTiers, TailRows
 from zipage_lang.kernels.compact import carry_out, empty_moves, place_kept
 from zipage_lang.kernels.reference.tiers import SHARE_ONE
 from zipage_lang.kernels.select import is_protected, kept_slots
-from zipage_lang.kernels.tail_programs import NO_POSITION, remembered_mass, tight_row_config
+from zipage_lang.kernels.tail_programs import NO_POSITION, tight_row_config
 
 _SHARE_ONE = tl.constexpr(SHARE_ONE)
 _LOT_UNIT = tl.constexpr(2.0**-24)
+_MOST_MEASURES = 3
 
 
 def compact_tiers(
@@ -27,46 +27,43 @@ def compact_tiers(
     num_recent: int,
     num_sinks: int,
 ) -> None:
-    """See the twin. Reads 12 bytes a slot and head and 4 for each measure that has a share, writes
-    4 of scratch and 8 a kept one; then moves 2 * 2 * head_dim elements per moved slot and head.
+    """See the twin. Reads 8 bytes a slot and head and 4 for each measure, writes 8 a kept one; then
+    moves 2 * 2 * head_dim elements per moved slot and head.
 
     A whole tail lies in the registers of one program. Each tier is one search of its threshold
     (32 counts over the tail), and the last choice another.
     """
-    mass, measures = tiers.mass, (tiers.mass, tiers.ranges, tiers.novelty)
-    assert tiers.pool_kernel % 2 == 1, f"pooling kernel {tiers.pool_kernel} must be odd"
-    for measure in measures:
-        assert measure.shape == mass.shape, f"{measure.shape}, {mass.shape}"
-        assert measure.is_contiguous(), f"measure of strides {measure.stride()}"
+    num_spare = _MOST_MEASURES - len(tiers.measures)
+    assert num_spare >= 0, f"{len(tiers.measures)} measures, at most {_MOST_MEASURES}"
+    assert len(tiers.shares) == len(tiers.measures), f"shares {tiers.shares}"
+    for tensor in (*tiers.measures, tiers.history):
+        assert tensor.shape == rows.positions.shape, f"{tensor.shape}, {rows.positions.shape}"
+        assert tensor.is_contiguous(), f"measure of strides {tensor.stride()}"
     assert kv_blocks.shape[0] * kv_blocks.shape[2] < 2**31, f"pool of shape {kv_blocks.shape}"
-    num_rows, num_kv_heads, max_tail = mass.shape
-    moves = empty_moves(num_rows, num_kv_heads, max_tail, mass.device)
+    num_rows, num_kv_heads, max_tail = rows.positions.shape
+    moves = empty_moves(num_rows, num_kv_heads, max_tail, rows.positions.device)
     _choose_kernel[(num_rows * num_kv_heads,)](
         score_blocks,
         position_blocks,
         rows.slots,
         rows.positions,
         rows.lens,
-        rows.stateful_lens,
         rows.logical_lens,
         rows.num_keep,
         rows.seeds,
         rows.layers,
-        *measures,
-        torch.empty_like(mass),
+        *tiers.measures,
+        *[tiers.history] * num_spare,  # never read: their share is 0
+        tiers.history,
         *moves,
         max_tail,
         moves.pairs.shape[3],
         num_recent,
         num_sinks,
-        tiers.decay,
-        round(tiers.recent_share * SHARE_ONE),
-        round(tiers.mass_share * SHARE_ONE),
-        round(tiers.range_share * SHARE_ONE),
-        round(tiers.novelty_share * SHARE_ONE),
+        *[round(share * SHARE_ONE) for share in (tiers.recent_share, *tiers.shares)],
+        *[0] * num_spare,
         FRESH=int(tiers.fresh),
         HEADS=num_kv_heads,
-        REACH=tiers.pool_kernel // 2,
         **tight_row_config(max_tail),
     )
     carry_out(kv_blocks, moves)
@@ -74,8 +71,8 @@ def compact_tiers(
 
 @triton.jit(
     do_not_specialize=[
-        "max_tail", "most", "num_recent", "num_sinks", "recent_share", "mass_share", "range_share",
-        "novelty_share",
+        "max_tail", "most", "num_recent", "num_sinks", "recent_share", "first_share",
+        "second_share", "third_share",
     ]
 )  # fmt: skip
 def _choose_kernel(
@@ -84,29 +81,26 @@ def _choose_kernel(
     slots,
     positions,
     lens,
-    stateful_lens,
     logical_lens,
     num_keep,
     seeds,
     layers,
-    mass,
-    ranges,
-    novelty,
-    stored,
+    first,
+    second,
+    third,
+    history,
     pairs,
     counts,
     max_tail,
     most,
     num_recent,
     num_sinks,
-    decay,
     recent_share,
-    mass_share,
-    range_share,
-    novelty_share,
+    first_share,
+    second_share,
+    third_share,
     FRESH: tl.constexpr,
     HEADS: tl.constexpr,
-    REACH: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
     program = tl.program_id(0)
@@ -114,40 +108,32 @@ def _choose_kernel(
     index = tl.arange(0, SLOTS)
     base = program.to(tl.int64) * max_tail
     tail_len = tl.load(lens + row).to(tl.int32)
-    stateful_len = tl.load(stateful_lens + row).to(tl.int32)
     wanted = tl.load(num_keep + row)  # int64, as are the counts below: shares may not overflow
     real = index < tail_len
-    own = remembered_mass(
-        mass, score_blocks, slots, stored, program, tail_len, stateful_len, max_tail, decay,
-        HEADS, REACH, SLOTS,
-    )  # fmt: skip
     at = tl.load(positions + base + index, mask=real, other=NO_POSITION)
     num_newest = tl.maximum(wanted * recent_share // _SHARE_ONE, num_recent)
     left = tl.maximum(wanted - num_newest, 0)
     first_newest = (tl.load(logical_lens + row) - num_newest).to(tl.int32)
     chosen = at >= first_newest
-    count = (left * mass_share // _SHARE_ONE).to(tl.int32)
-    chosen = _with_best(chosen, own, at, real, count)
-    count = (left * range_share // _SHARE_ONE).to(tl.int32)
-    measure = tl.load(ranges + base + index, mask=real & (count > 0), other=0.0)
-    chosen = _with_best(chosen, measure, at, real, count)
-    count = (left * novelty_share // _SHARE_ONE).to(tl.int32)
-    measure = tl.load(novelty + base + index, mask=real & (count > 0), other=0.0)
-    chosen = _with_best(chosen, measure, at, real, count)
+    chosen = _with_share(chosen, first + base + index, at, real, left * first_share)
+    chosen = _with_share(chosen, second + base + index, at, real, left * second_share)
+    chosen = _with_share(chosen, third + base + index, at, real, left * third_share)
     chosen = chosen | is_protected(at, first_newest, num_sinks)
     seed = tl.load(seeds + row) * FRESH
     lot = _lots(seed, tl.load(layers + row), program % HEADS, at)
     is_kept = kept_slots(tl.where(chosen, float("inf"), lot), at, real, wanted.to(tl.int32))
     place_kept(
-        is_kept, score_blocks, position_blocks, slots, num_keep, positions, stored, pairs, counts,
+        is_kept, score_blocks, position_blocks, slots, num_keep, positions, history, pairs, counts,
         max_tail, most, True, HEADS, SLOTS,
     )  # fmt: skip
 
 
 @triton.jit
-def _with_best(chosen, score, at, real, count):
-    """And the `count` best of the others."""
+def _with_share(chosen, measure, at, real, share):
+    """And the best of the others by a measure: so many as the share has whole parts."""
+    count = (share // _SHARE_ONE).to(tl.int32)
     if count > 0:
+        score = tl.load(measure, mask=real, other=0.0)
         chosen = chosen | kept_slots(score, at, real & (chosen == 0), count)
     return chosen
 

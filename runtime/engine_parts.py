@@ -10,9 +10,11 @@ from pathlib import Path
 import torch
 
 from zipage_lang.kernels.backend import Backend, choose_backend
+from zipage_lang.runtime.calibrations import Calibrations, MeasuredOnce
 from zipage_lang.runtime.compactor import Compactor
 from zipage_lang.runtime.config import CompressionConfig, EngineConfig, ModelConfig
 from zipage_lang.runtime.decode_graphs import DecodeGraphs
+from zipage_lang.runtime.forecast_source import load_or_make_forecast
 from zipage_lang.runtime.host_swap import make_host_swap
 from zipage_lang.runtime.kv_cache import KVCache, KVShape
 from zipage_lang.runtime.kv_compressor import KVCompressor
@@ -35,11 +37,12 @@ from zipage_lang.runtime.model_runner import ModelRunner
 from zipage_lang.runtime.model_store import resolve_model
 from zipage_lang.runtime.models.registry import LoadedModel, load_dummy_model, load_model
 from zipage_lang.runtime.policies.registry import Policies, load_policies
-from zipage_lang.runtime.query_stats import QueryStatsSource, measure_query_stats
+from zipage_lang.runtime.query_stats import measure_query_stats
 from zipage_lang.runtime.row_tables import RowTables
 from zipage_lang.runtime.sampler import MakeConstraint, Sampler
 
 log = logging.getLogger("zipage.engine")
+start_log = logging.getLogger("zipage.start")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -55,7 +58,7 @@ class EngineParts:
     policies: Policies
     shape: KVShape
     limits: Limits
-    query_stats: QueryStatsSource  # measured when a policy first needs them
+    calibrations: Calibrations  # measured when a policy first needs them
 
 
 def gather_parts(config: EngineConfig, laps: Laps) -> EngineParts:
@@ -66,15 +69,18 @@ def gather_parts(config: EngineConfig, laps: Laps) -> EngineParts:
     dtype = DTYPES[config.model.dtype]
     backend = choose_backend(config.model.backend, dtype)
     used_before = memory_in_use(backend.device)
-    path, loaded = _load(config.model, dtype, backend)
+    path, loaded = load_configured(config.model, dtype, backend)
     policies = load_policies()
     laps.end("weights")
-    shape = _kv_shape(loaded, dtype)
+    shape = kv_shape(loaded, dtype)
     limits = _find_limits(config, loaded, shape, policies)
-    stats = QueryStatsSource(
-        lambda: measure_query_stats(loaded, shape, backend, [*limits.eos_token_ids, 0][0])
+    calibrations = Calibrations(
+        MeasuredOnce(
+            lambda: measure_query_stats(loaded, shape, backend, [*limits.eos_token_ids, 0][0])
+        ),
+        MeasuredOnce(lambda: load_or_make_forecast(path, loaded, shape, backend)),
     )
-    parts = EngineParts(config, backend, path, loaded, policies, shape, limits, stats)
+    parts = EngineParts(config, backend, path, loaded, policies, shape, limits, calibrations)
     if backend.device.type == "cuda":
         num_blocks = _measure_blocks(parts, used_before)
         parts = dataclasses.replace(
@@ -106,7 +112,7 @@ def make_runner(
         make_constraint=make_constraint,
     )
     tables = RowTables(config.scheduler.max_running, _max_blocks(parts))
-    compressor = KVCompressor(cache, backend, parts.policies, query_stats=parts.query_stats.get)
+    compressor = KVCompressor(cache, backend, parts.policies, calibration_of=parts.calibrations.of)
     return ModelRunner(
         parts.loaded,
         cache,
@@ -119,7 +125,10 @@ def make_runner(
     )
 
 
-def _load(model: ModelConfig, dtype: torch.dtype, backend: Backend) -> tuple[Path, LoadedModel]:
+def load_configured(
+    model: ModelConfig, dtype: torch.dtype, backend: Backend
+) -> tuple[Path, LoadedModel]:
+    """The model that the settings name, and its path; the name alone where weights are random."""
     with explained_out_of_memory(f"model {model.model!r} in {model.dtype}", backend.device):
         if model.load_format == "dummy":
             loaded = load_dummy_model(model.model, dtype, backend, model.max_model_len)
@@ -128,7 +137,7 @@ def _load(model: ModelConfig, dtype: torch.dtype, backend: Backend) -> tuple[Pat
         return path, load_model(path, dtype, backend, model.max_model_len)
 
 
-def _kv_shape(loaded: LoadedModel, dtype: torch.dtype) -> KVShape:
+def kv_shape(loaded: LoadedModel, dtype: torch.dtype) -> KVShape:
     arch = loaded.arch
     return KVShape(
         num_layers=arch.num_layers,
@@ -176,6 +185,7 @@ def _num_query_slots(config: EngineConfig) -> int:
 
 def _measure_blocks(parts: EngineParts, used_before: int) -> int:
     """Usable blocks of a pool on a card; see `memory_sizing`."""
+    start_log.info("measuring memory, compiling kernels")
     config, limits = parts.config, parts.limits
     block_bytes = parts.shape.block_bytes(config.cache.block_size)
 

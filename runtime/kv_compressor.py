@@ -26,7 +26,7 @@ from zipage_lang.kernels.backend import (
 )
 from zipage_lang.runtime.device_copy import send_array
 from zipage_lang.runtime.kv_cache import KVCache
-from zipage_lang.runtime.policies.policy import Policy, QueryStats, Scores, TailView
+from zipage_lang.runtime.policies.policy import NOTHING_KNOWN, Calibration, Policy, Scores, TailView
 from zipage_lang.runtime.step_plan import Compaction
 
 # Rows times longest tail of one pass. More spills a CPU's caches; on a card it bounds the scratch
@@ -48,10 +48,10 @@ class KVCompressor:
         backend: Backend,
         policies: Mapping[str, Policy],
         max_pass_slots: int | None = None,
-        query_stats: Callable[[], QueryStats] | None = None,
+        calibration_of: Callable[[Policy], Calibration] = lambda _: NOTHING_KNOWN,
     ) -> None:
         """max_pass_slots: rows times longest tail of one pass; None: what suits the device.
-        query_stats: asked where a policy needs them; None: no policy may.
+        calibration_of: what each policy says that it needs; else no policy may need any.
 
         Raises ValueError when a policy scores with more queries than the cache's rings hold.
         """
@@ -62,7 +62,7 @@ class KVCompressor:
                     f"query rings hold {cache.window}; build the cache with a larger window"
                 )
         self._cache, self._backend, self._policies = cache, backend, policies
-        self._query_stats = query_stats
+        self._calibration_of = calibration_of
         device_type = backend.device.type
         self._max_pass_slots = max_pass_slots or _MAX_PASS_SLOTS[device_type]
         # Views with all layers' blocks (and all layers' ring entries) in one leading axis.
@@ -163,14 +163,8 @@ class KVCompressor:
             num_layers=self._cache.shape.num_layers,
             seeds=rows.seeds,
             queries=TailQueries(*rings) if policy.num_queries > 0 else None,
-            query_stats=self._stats_for(policy),
+            calibration=self._calibration_of(policy),
         )
-
-    def _stats_for(self, policy: Policy) -> QueryStats | None:
-        if not getattr(policy, "needs_query_stats", False):
-            return None
-        assert self._query_stats is not None, f"policy {policy.name!r} needs query statistics"
-        return self._query_stats()
 
     def _send(self, lines: list[list[int]]) -> Tensor:
         """int64 [num_lines, line_len], without waiting for the device."""

@@ -2,6 +2,7 @@
 # One load with everything on, then with one thing off at a time, each for the same number of steps of the
 # steady phase. A JSON line each in $OUT/ablations.jsonl, and a table at the end.
 #   bash benchmarks/card/ablations.sh [arguments of benchmarks/throughput.py]
+# ONLY="all on,grouping off" leaves the others out.
 # SKIP steps run unmeasured first: past K + E of them, so that compactions are under way. Then STEPS are measured.
 source benchmarks/card/setup.sh
 SKIP=${SKIP:-1400}
@@ -15,6 +16,7 @@ lines="$OUT/ablations.jsonl"
 measure() { # name, query slots, further arguments
     local name=$1 slots=$2
     shift 2
+    case ",${ONLY:-$name}," in *",$name,"*) ;; *) return ;; esac
     echo "== $name"
     timeout "${LIMIT:-130}" python3 benchmarks/throughput.py "$@" --name "$name" --skip-steps "$SKIP" \
         --steps "$STEPS" --max-running "$MAX_RUNNING" --num-query-slots "$slots" \

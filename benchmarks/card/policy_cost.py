@@ -1,7 +1,7 @@
 """What a compaction costs under each policy, at Qwen3-8B shapes: beside that of `zipage`.
 
     python benchmarks/card/policy_cost.py                  # all policies, 1 and 8 requests
-    python benchmarks/card/policy_cost.py --policies zipage zipage2 zipage2:novelty_share=0
+    python benchmarks/card/policy_cost.py --policies zipage zipage2 tiers:novelty_share=0
 
 A compaction keeps 2,048 of 2,304 slots in 36 layers. Timed on the device, and apart until the host
 may go on; each figure is a median, `zipage` is timed before and after the others.
@@ -22,10 +22,11 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from kernels_b import SHAPE, CompactionKernels, World
 
-from zipage_lang.kernels import ranges, scores, tiers
+from zipage_lang.kernels import forecast, ranges, scores, tiers
+from zipage_lang.kernels.backend import Forecast
 from zipage_lang.kernels.reference import scores as reference_scores
 from zipage_lang.runtime.kv_compressor import KVCompressor
-from zipage_lang.runtime.policies.policy import QueryStats
+from zipage_lang.runtime.policies.policy import Calibration, QueryStats
 from zipage_lang.runtime.policies.registry import Policies, load_policies
 
 BLOCK_SIZE, NUM_TIMED, NUM_WARM = 16, 9, 3
@@ -40,6 +41,18 @@ class AllKernels(CompactionKernels):
     flash_similarity = staticmethod(scores.flash_similarity)
     compact_tiers = staticmethod(tiers.compact_tiers)
     value_range = staticmethod(ranges.value_range)
+    forecast_scores = staticmethod(forecast.forecast_scores)
+
+
+def random_calibration() -> Calibration:
+    heads = (SHAPE.num_layers, SHAPE.num_kv_heads)
+    forecast = Forecast(
+        torch.randn(*heads, SHAPE.head_dim, device="cuda"),
+        torch.randn(*heads, SHAPE.head_dim, device="cuda"),
+        torch.randn(heads, device="cuda"),
+        torch.rand(SHAPE.head_dim // 2, device="cuda"),
+    )
+    return Calibration(random_stats(), forecast)
 
 
 def random_stats() -> QueryStats:
@@ -56,9 +69,9 @@ class Stopwatch:
 
     def __init__(self, num_requests: int, policies: Policies) -> None:
         self._world, self._turn = World(num_requests, BLOCK_SIZE), 0
-        stats = random_stats()
+        calibration = random_calibration()
         self._compressor = KVCompressor(
-            self._world.cache, AllKernels(), policies, query_stats=lambda: stats
+            self._world.cache, AllKernels(), policies, calibration_of=lambda _: calibration
         )
 
     def medians_us(self, asked: str) -> tuple[float, float]:

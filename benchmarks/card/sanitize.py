@@ -16,8 +16,8 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import kernels_b
 
-from zipage_lang.kernels import fused_ops, kv_store, scores
-from zipage_lang.kernels.backend import TailQueries
+from zipage_lang.kernels import forecast, fused_ops, kv_store, scores
+from zipage_lang.kernels.backend import Forecast, TailQueries
 from zipage_lang.kernels.hopper import scoring
 from zipage_lang.runtime.kv_cache import KVCache
 from zipage_lang.runtime.kv_compressor import KVCompressor
@@ -141,14 +141,36 @@ def score() -> None:
         assert math.isfinite(float(mass.cpu().sum())), "a score is no number"
 
 
+def forecasts() -> None:
+    """Rows of two tiles, old slots and new ones, in a pool that ends where the last block does."""
+    for heads, head_dim, dtype in ((8, 128, torch.bfloat16), (3, 14, torch.float32)):
+        kv, slots, positions, _ = draw_tail(heads, 1, head_dim, 2, 150, 0.0)
+        weights = torch.randn(2, 2, heads, head_dim).cuda().unbind()
+        ages, frequencies = torch.randn(2, heads).cuda(), torch.rand(head_dim // 2).cuda()
+        score, base = forecast.forecast_scores(
+            kv.to(dtype),
+            torch.randn(kv.shape[0], *kv.shape[2:4]).cuda(),
+            slots,
+            positions,
+            torch.tensor([131, 0], device="cuda"),
+            torch.tensor([150, 90_000], device="cuda"),
+            torch.tensor([1, 0], device="cuda"),
+            Forecast(*weights, ages, frequencies),
+        )
+        torch.cuda.synchronize()
+        assert math.isfinite(float((score + base).cpu().sum())), "a forecast is no number"
+
+
 def main() -> None:
     torch.manual_seed(0)
     for dtype in (torch.bfloat16, torch.float32):
         compact(dtype)
     score()
+    forecasts()
     torch.cuda.synchronize()
     print("ran: store_kv, qk_norm_rope_store, store_lse, copy_blocks, expand_tails, scoring by our "
-          "kernel and by Triton's, combine_scores, choosing, selecting, hole filling")  # fmt: skip
+          "kernel and by Triton's, combine_scores, forecast_scores, choosing, selecting, "
+          "hole filling")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -37,12 +37,16 @@ def library_path() -> Path:
 
     Raises KernelsUnavailableError.
     """
+    return find_library() or build(cache_folder() / library_name())
+
+
+def find_library() -> Path | None:
+    """The library, where it is built already."""
     name = library_name()
-    cache = cache_folder()
-    for folder in (_named_folder(), FOLDER / "prebuilt", cache):
+    for folder in (_named_folder(), FOLDER / "prebuilt", cache_folder()):
         if folder is not None and (folder / name).is_file():
             return folder / name
-    return build(cache / name)
+    return None
 
 
 def library_name() -> str:
@@ -63,7 +67,7 @@ def build(target: Path) -> Path:
 
     Raises KernelsUnavailableError without nvcc, or with its output where it fails.
     """
-    nvcc = _find_nvcc()
+    nvcc = find_nvcc()
     target.parent.mkdir(parents=True, exist_ok=True)
     note = f"about half a minute, once; kept in {target.parent}"
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -93,7 +97,8 @@ def _named_folder() -> Path | None:
     return Path(named) if named else None
 
 
-def _find_nvcc() -> str:
+def find_nvcc() -> str:
+    """The CUDA compiler. Raises KernelsUnavailableError that says what to install."""
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     beside = [str(Path(home) / "bin" / "nvcc") for home in homes if home]
     for candidate in ("nvcc", *beside):

@@ -10,9 +10,7 @@ from torch import Tensor
 
 from zipage_lang.kernels.backend import ScoreTiers, TailRows
 from zipage_lang.kernels.reference.compact import fill_holes
-from zipage_lang.kernels.reference.scores import global_score, max_pool
 from zipage_lang.kernels.reference.select import protect_slots, select_top_k
-from zipage_lang.kernels.reference.tails import stored_history
 
 SHARE_ONE = 1 << 16  # shares of a budget are counted in whole parts of this
 _LOW_32_BITS = 0xFFFF_FFFF
@@ -31,20 +29,18 @@ def compact_tiers(
     """Keep `rows.num_keep` slots of every row and head, chosen tier by tier, and move them up.
 
     1. The newest max(num_recent, recent_share * K) positions. What is left of K is R.
-    2. mass_share * R of the older ones by G = max(mass, decay * F), which becomes the new F.
-       Before a row's first compaction, where slot order is token order, G is max-pooled first.
-    3. range_share * R of the rest by `tiers.ranges`.
-    4. novelty_share * R of the rest by `tiers.novelty`.
-    5. What is left by lot; the oldest `num_sinks` of the tail come before anything but the newest.
+    2. Measure by measure, share * R of those that no earlier part took, by the measure.
+    3. What is left by lot; the oldest `num_sinks` of the tail come before anything but the newest.
     Equal scores: the newer token. Counts are rounded down.
 
     Pools as in `compact_blend`: kv_blocks [num_blocks, 2, block_size, num_kv_heads, head_dim] of
-    all layers, written; score_blocks float32 [num_blocks, block_size, num_kv_heads], read, then
-    written; position_blocks int32, written.
+    all layers, written; score_blocks float32 [num_blocks, block_size, num_kv_heads], written with
+    `tiers.history`; position_blocks int32, written.
     """
-    scores, history = tier_scores(score_blocks, rows, tiers, num_recent)
     tails = (rows.positions, rows.lens)
-    scores = protect_slots(scores, *tails, rows.logical_lens, 0, num_sinks)
+    scores = protect_slots(
+        tier_scores(rows, tiers, num_recent), *tails, rows.logical_lens, 0, num_sinks
+    )
     fill_holes(
         kv_blocks,
         score_blocks,
@@ -53,35 +49,22 @@ def compact_tiers(
         select_top_k(scores, *tails, rows.num_keep),
         rows.num_keep,
         rows.positions,
-        history,
+        tiers.history,
     )
 
 
-def tier_scores(
-    score_blocks: Tensor, rows: TailRows, tiers: ScoreTiers, num_recent: int
-) -> tuple[Tensor, Tensor]:
-    """(score whose K highest are the chosen ones, G), each float32 of the mass's shape."""
-    old_score = stored_history(score_blocks, rows.slots, rows.stateful_lens)
-    remembered = global_score(tiers.mass, old_score, tiers.decay)
-    pooled = max_pool(remembered, rows.lens, tiers.pool_kernel)
-    is_first = (rows.stateful_lens == 0)[:, None, None]
+def tier_scores(rows: TailRows, tiers: ScoreTiers, num_recent: int) -> Tensor:
+    """A score whose K highest are the chosen ones, float32 of the measures' shape."""
     num_newest = _share(rows.num_keep, tiers.recent_share).clamp(min=num_recent)  # [num_rows]
     left = (rows.num_keep - num_newest).clamp(min=0)  # [num_rows]
     chosen = rows.positions >= (rows.logical_lens - num_newest)[:, None, None]
-    measures = (
-        (torch.where(is_first, pooled, remembered), tiers.mass_share),
-        (tiers.ranges, tiers.range_share),
-        (tiers.novelty, tiers.novelty_share),
-    )
-    for scores, share in measures:
-        if share == 0:
-            continue
+    for scores, share in zip(tiers.measures, tiers.shares, strict=True):
         count = _share(left, share)  # [num_rows]
         scores = scores.masked_fill(chosen, -math.inf)
         best = select_top_k(scores, rows.positions, rows.lens, count.clamp(min=1))
         chosen = chosen | (best & (count > 0)[:, None, None])
     seeds = rows.seeds if tiers.fresh else torch.zeros_like(rows.seeds)
-    return lots(seeds, rows.layers, rows.positions).masked_fill(chosen, math.inf), remembered
+    return lots(seeds, rows.layers, rows.positions).masked_fill(chosen, math.inf)
 
 
 def lots(seeds: Tensor, layers: Tensor, positions: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import safetensors
 from torch import Tensor
 
+FORECAST_FILE = "forecast.safetensors"  # may lie beside the weights; it is none of them
+
 
 class WeightSource(Protocol):
     """Named tensors of one model, whatever file they come from."""
@@ -71,7 +73,7 @@ def _weight_files(folder: Path) -> dict[str, Path]:
     if index.is_file():
         shards = _read_index(index)
         return {name: folder / file for name, file in shards.items()}
-    singles = sorted(folder.glob("*.safetensors"))
+    singles = sorted(path for path in folder.glob("*.safetensors") if path.name != FORECAST_FILE)
     if len(singles) != 1:
         raise ValueError(
             f"{folder}: needs one .safetensors file or model.safetensors.index.json, found "

@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from zipage_lang.kernels.backend import Backend, ScoreBlend, ScoreTiers, TailQueries
+from zipage_lang.kernels.backend import Backend, Forecast, ScoreBlend, ScoreTiers, TailQueries
 from zipage_lang.kernels.reference.tails import stored_history
 
 # Scratch of one piece in which a policy that gathers keys or values works through a batch.
@@ -43,6 +43,16 @@ class QueryStats(NamedTuple):
     center: Tensor  # float32 [num_layers, num_q_heads, head_dim], mean of q_f, as those pairs
     length: Tensor  # float32 [num_layers, num_q_heads, head_dim / 2], mean of |q_f|
     frequencies: Tensor  # float32 [head_dim / 2], the rotary angle per position
+
+
+class Calibration(NamedTuple):
+    """What is known of the model at hand; only what a policy says that it needs."""
+
+    query_stats: QueryStats | None = None  # for policies that set `needs_query_stats`
+    forecast: Forecast | None = None  # for policies that set `needs_forecast`
+
+
+NOTHING_KNOWN = Calibration()
 
 
 class Scores(NamedTuple):
@@ -75,7 +85,7 @@ class TailView:
     num_layers: int
     seeds: Tensor  # int64 [num_rows], for policies that draw
     queries: TailQueries | None  # the newest queries of each row; None: the policy asked for none
-    query_stats: QueryStats | None = None  # for policies that set `needs_query_stats`
+    calibration: Calibration = NOTHING_KNOWN
 
     @property
     def valid(self) -> Tensor:
@@ -132,6 +142,26 @@ class TailView:
     def similarity(self, threshold: float) -> Tensor:
         """Mean similarity of each key to the whole tail; see `scores.flash_similarity`."""
         return self.backend.flash_similarity(self.kv_blocks, self.slots, self.positions, threshold)
+
+    def forecast_scores(self) -> tuple[Tensor, Tensor]:
+        """How strongly each slot is likely to be attended later, and the part of that which its
+        age does not change; both float32 [num_rows, num_kv_heads, max_tail].
+
+        The policy must return the second as `Scores.history`, and may keep no other: slots that
+        were compacted before are not read again.
+        """
+        forecast = self.calibration.forecast
+        assert forecast is not None, "a policy that asks for forecasts must set needs_forecast"
+        return self.backend.forecast_scores(
+            self.kv_blocks,
+            self.score_blocks,
+            self.slots,
+            self.positions,
+            self.stateful_lens,
+            self.logical_lens,
+            self.layers,
+            forecast,
+        )
 
     def highest(self, scores: Tensor, counts: Tensor) -> Tensor:
         """The `counts` best-scored slots of every row and head, bool of the scores' shape.
@@ -227,5 +257,6 @@ class Policy(Protocol):
         together with the selection; its meaning and its outcome are those of the `Scores` that
         `combine_scores` makes of it. So do `ScoreTiers`, which divide the budget.
 
-        A policy that scores with `TailView.query_stats` also has `needs_query_stats = True`.
+        A policy that scores with `calibration.query_stats` also has `needs_query_stats = True`, one
+        that asks for `TailView.forecast_scores` has `needs_forecast = True`.
         """

@@ -23,6 +23,7 @@ from zipage_lang.runtime.policies.random import Random
 from zipage_lang.runtime.policies.rkv import RKV
 from zipage_lang.runtime.policies.snapkv import SnapKV
 from zipage_lang.runtime.policies.streaming import Streaming
+from zipage_lang.runtime.policies.tiers import Tiers
 from zipage_lang.runtime.policies.triattention import TriAttention
 from zipage_lang.runtime.policies.vase import VaSE
 from zipage_lang.runtime.policies.zipage import Zipage
@@ -44,6 +45,7 @@ SHIPPED: tuple[type, ...] = (
     KeyDiff,
     VaSE,
     TriAttention,
+    Tiers,
     Zipage2,
 )
 
@@ -99,17 +101,14 @@ class PolicyQueries(Mapping[str, int]):
     """
 
     def __init__(
-        self, policies: Policies, window: int, prepare_query_stats: Callable[[], None]
+        self, policies: Policies, window: int, calibrate: Callable[[Policy], None]
     ) -> None:
-        """window: queries that a ring holds. prepare_query_stats: called before a policy that
-        needs them is answered for."""
-        self._policies, self._window = policies, window
-        self._prepare_query_stats = prepare_query_stats
+        """window: queries that a ring holds. calibrate: called before a policy is answered for."""
+        self._policies, self._window, self._calibrate = policies, window, calibrate
 
     def __getitem__(self, asked: str) -> int:
         policy = self._policies[asked]
-        if needs_query_stats(policy):
-            self._prepare_query_stats()
+        self._calibrate(policy)
         num_queries = policy.num_queries
         if num_queries > self._window:
             raise ValueError(
@@ -123,10 +122,6 @@ class PolicyQueries(Mapping[str, int]):
 
     def __len__(self) -> int:
         return len(self._policies)
-
-
-def needs_query_stats(policy: Policy) -> bool:
-    return bool(getattr(policy, "needs_query_stats", False))
 
 
 def load_policies() -> Policies:

@@ -39,7 +39,7 @@ class TriAttention:
 
 
 def _expected(view: TailView) -> Tensor:
-    stats = view.query_stats
+    stats = view.calibration.query_stats
     assert stats is not None, "the compressor has no query statistics"
     keys = view.keys()  # [num_rows, num_kv_heads, max_tail, head_dim]
     real, imaginary = keys.chunk(2, dim=-1)  # [.., head_dim / 2] each

@@ -8,9 +8,11 @@ import torch
 from zipage_lang.kernels.backend import choose_backend
 from zipage_lang.kernels.reference.fused_ops import rope
 from zipage_lang.runtime import query_stats
+from zipage_lang.runtime.calibrations import MeasuredOnce
 from zipage_lang.runtime.kv_cache import KVShape
 from zipage_lang.runtime.models.rope import rotary_frequencies
-from zipage_lang.runtime.query_stats import QueryStatsSource, measure_query_stats, turn_back
+from zipage_lang.runtime.query_stats import measure_query_stats
+from zipage_lang.runtime.written_text import turn_back
 
 NUM_LAYERS, NUM_Q_HEADS, HEAD_DIM, VOCAB = 2, 4, 8, 11
 SHAPE = KVShape(
@@ -93,7 +95,7 @@ def test_turning_back_undoes_the_rotation():
 
 def test_statistics_are_measured_once_and_only_when_asked_for():
     calls = []
-    source = QueryStatsSource(lambda: calls.append(1) or "statistics")
+    source = MeasuredOnce(lambda: calls.append(1) or "statistics")
     with pytest.raises(AssertionError, match="not prepared"):
         source.get()
     source.prepare()

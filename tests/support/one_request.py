@@ -11,10 +11,10 @@ import random
 import numpy as np
 import torch
 
-from zipage_lang.kernels.backend import Backend, choose_backend
+from zipage_lang.kernels.backend import Backend, Forecast, choose_backend
 from zipage_lang.runtime.kv_cache import KVCache, KVShape
 from zipage_lang.runtime.kv_compressor import KVCompressor
-from zipage_lang.runtime.policies.policy import Policy, QueryStats
+from zipage_lang.runtime.policies.policy import NOTHING_KNOWN, Calibration, Policy, QueryStats
 from zipage_lang.runtime.step_plan import Compaction
 
 NUM_LAYERS, NUM_KV_HEADS, GROUP, HEAD_DIM = 3, 2, 2, 8
@@ -148,11 +148,12 @@ class OneRequest:
             block_copies=(),
         )
 
-    def compact(self, policy: Policy, num_keep: int, stats: QueryStats | None = None) -> None:
+    def compact(
+        self, policy: Policy, num_keep: int, calibration: Calibration = NOTHING_KNOWN
+    ) -> None:
         """Compact the cache, and take over what it then holds, in its slot order."""
-        stats_source = None if stats is None else lambda: stats
         compressor = KVCompressor(
-            self.cache, self.backend, {"it": policy}, query_stats=stats_source
+            self.cache, self.backend, {"it": policy}, calibration_of=lambda _: calibration
         )
         compressor.run((self.plan("it", num_keep, policy.num_queries > 0),))
         blocks, offsets = self.places(self.protected_len, self.protected_len + num_keep)
@@ -212,3 +213,26 @@ class OneRequest:
         factor = self.scale * math.log2(math.e)
         lse = [float(np.log2(np.exp2(seen @ q * factor).sum())) for q in vectors]
         return Query(position, vectors, [float(np.float32(number)) for number in lse])
+
+
+def random_calibration(device: torch.device | str = "cpu") -> Calibration:
+    """Some numbers for every layer and head, the same on every device."""
+    generator = torch.Generator().manual_seed(0)
+    num_q_heads, num_pairs = NUM_KV_HEADS * GROUP, HEAD_DIM // 2
+    frequencies = 1.0 / 10_000 ** (torch.arange(num_pairs) / num_pairs)  # [num_pairs]
+    stats = QueryStats(
+        torch.randn((NUM_LAYERS, num_q_heads, HEAD_DIM), generator=generator),
+        torch.rand((NUM_LAYERS, num_q_heads, num_pairs), generator=generator) + 1,
+        frequencies,
+    )
+    heads = (NUM_LAYERS, NUM_KV_HEADS)
+    forecast = Forecast(
+        torch.randn((*heads, HEAD_DIM), generator=generator),
+        torch.randn((*heads, HEAD_DIM), generator=generator),
+        torch.randn(heads, generator=generator),
+        frequencies,
+    )
+    return Calibration(
+        QueryStats(*(part.to(device) for part in stats)),
+        Forecast(*(part.to(device) for part in forecast)),
+    )

@@ -8,13 +8,16 @@ from zipage_lang.kernels.reference import merge as reference
 
 
 def make_parts(device, dtype, num_rows, num_heads, head_dim):
-    """NaN in the shared half of the rows that have none; log-sum-exps far apart in places."""
+    """NaN in the shared half of the rows that have none; log-sum-exps far apart in places.
+
+    The first row has a shared half, the last of several has none; the others draw.
+    """
     generator = torch.Generator().manual_seed(num_rows * num_heads + head_dim)
     out = torch.randn(2 * num_rows, num_heads, head_dim, generator=generator).to(dtype)
     lse = torch.randn(2 * num_rows, num_heads, generator=generator) * 30
     lse[0], lse[num_rows] = 200.0, -200.0
     has_shared = (torch.rand(num_rows, generator=generator) < 0.6).int()
-    has_shared[0] = 1
+    has_shared[-1], has_shared[0] = 0, 1
     without = num_rows + (has_shared == 0).nonzero().flatten()
     out[without], lse[without] = torch.nan, torch.nan
     return out.to(device), lse.to(device), has_shared.to(device)

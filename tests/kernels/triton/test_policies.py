@@ -1,15 +1,15 @@
 """Every policy on the Triton kernels keeps what it keeps on their twins."""
 
 import pytest
-import torch
 
 pytest.importorskip("triton", reason="Triton kernels are tested where triton is installed")
 
-from test_support.one_request import OneRequest
+from test_support.one_request import OneRequest, random_calibration
 
 from zipage_lang.kernels import (
     blend,
     compact,
+    forecast,
     kv_store,
     ranges,
     scores,
@@ -18,12 +18,12 @@ from zipage_lang.kernels import (
     tiers,
 )
 from zipage_lang.kernels.reference import scores as reference_scores
-from zipage_lang.runtime.policies.policy import QueryStats
 from zipage_lang.runtime.policies.registry import load_policies
 
 ASKED = [
     "zipage:num_recent=3",
     "zipage2:num_recent=3",
+    "tiers:num_recent=3",
     "rkv:num_recent=3",
     "gkv:num_recent=3:pool_kernel=3",
     "snapkv:num_recent=3",
@@ -50,6 +50,7 @@ class TritonKernels:
     flash_similarity = staticmethod(scores.flash_similarity)
     mass_and_similarity = staticmethod(scores.mass_and_similarity)
     value_range = staticmethod(ranges.value_range)
+    forecast_scores = staticmethod(forecast.forecast_scores)
     protect_slots = staticmethod(select.protect_slots)
     select_top_k = staticmethod(select.select_top_k)
     fill_holes = staticmethod(compact.fill_holes)
@@ -59,16 +60,6 @@ class TritonKernels:
 
     def __init__(self, device):
         self.device = device
-
-
-def stats_on(device):
-    generator = torch.Generator().manual_seed(0)
-    parts = (
-        torch.randn((3, 4, 8), generator=generator),
-        torch.full((3, 4, 4), 2.0),
-        torch.tensor([1.0, 0.1, 0.01, 0.001]),
-    )
-    return QueryStats(*(part.to(device) for part in parts))
 
 
 def kept(request):
@@ -82,7 +73,7 @@ def test_a_policy_keeps_the_same_slots_in_the_same_places(device, asked):
     for num_new, num_keep in ((37, 25), (9, 21)):
         for request in (ours, theirs):
             request.grow(num_new)
-            request.compact(policy, num_keep, stats_on(request.backend.device))
+            request.compact(policy, num_keep, random_calibration(request.backend.device))
         assert kept(ours) == kept(theirs)
         for head, tail in ours.tails.items():
             past = [token.history for token in theirs.tails[head]]

@@ -50,11 +50,13 @@ class World:
         measures[2] = -measures[2]
         for row, tail_len in enumerate(tail_lens):
             measures[:, row, :, tail_len:] = 99.0  # may not leak into a tail
+        self.history = torch.rand(shape, generator=generator).to(device)
         self.measures = [measure.to(device).contiguous() for measure in measures]
 
-    def compacted(self, compact, shares, *, pool_kernel, fresh, num_recent=3, num_sinks=1):
+    def compacted(self, compact, recent_share, shares, *, fresh, num_recent=3, num_sinks=1):
         pools = [pool.clone() for pool in self.pools]
-        parts = ScoreTiers(*self.measures, 0.8, pool_kernel, *shares, fresh)
+        measures = tuple(self.measures[: len(shares)])
+        parts = ScoreTiers(measures, shares, self.history, recent_share, fresh)
         compact(*pools, self.rows, parts, num_recent, num_sinks)
         return [pool.view(INTEGERS[pool.element_size()]) for pool in pools]
 
@@ -71,20 +73,21 @@ class World:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    ("shares", "pool_kernel", "fresh"),
+    ("recent_share", "shares", "fresh"),
     [
-        ((0.1, 0.4, 0.25, 0.1), 1, False),
-        ((0.3, 0.2, 0.0, 0.8), 5, True),
-        ((0.0, 0.0, 0.5, 0.0), 1, True),
+        (0.1, (0.4, 0.25, 0.1), False),
+        (0.3, (0.2, 0.0, 0.8), True),
+        (0.0, (0.0, 0.5), True),
+        (0.15, (0.9,), False),
+        (0.5, (), True),
     ],
 )
 def test_compaction_by_tiers_equals_its_twin(
-    device, tail_lens, num_keep, sizes, shares, pool_kernel, fresh
+    device, tail_lens, num_keep, sizes, recent_share, shares, fresh
 ):
     world = World(tail_lens, num_keep, device, **sizes)
-    settings = {"pool_kernel": pool_kernel, "fresh": fresh}
-    found = world.compacted(tiers.compact_tiers, shares, **settings)
-    expected = world.compacted(reference.compact_tiers, shares, **settings)
+    found = world.compacted(tiers.compact_tiers, recent_share, shares, fresh=fresh)
+    expected = world.compacted(reference.compact_tiers, recent_share, shares, fresh=fresh)
     for pool, twin in zip(found, expected, strict=True):
         assert torch.equal(pool, twin)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from test_support.one_request import NUM_LAYERS, OneRequest
+from test_support.one_request import NUM_LAYERS, OneRequest, random_calibration
 
 from zipage_lang.kernels.backend import choose_backend
 from zipage_lang.runtime.config import CompressionConfig, EngineConfig
@@ -17,7 +17,6 @@ from zipage_lang.runtime.engine import Engine
 from zipage_lang.runtime.kv_compressor import KVCompressor
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.messages import AddRequest
-from zipage_lang.runtime.policies.policy import QueryStats
 from zipage_lang.runtime.policies.registry import SHIPPED, load_policies
 from zipage_lang.runtime.sampling_params import SamplingParams
 
@@ -28,12 +27,9 @@ SMALL = {
     "triattention": "triattention:num_recent=4",
     "vase": "vase:num_recent=4:num_sinks=1",
     "page": "page:page_len=4:num_fresh=4",
+    "zipage2": "zipage2:num_recent=4",
 }
-STATS = QueryStats(
-    torch.randn((3, 4, 8), generator=torch.Generator().manual_seed(0)),
-    torch.full((3, 4, 4), 2.0),
-    torch.tensor([1.0, 0.1, 0.01, 0.001]),
-)
+KNOWN = random_calibration()
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +62,7 @@ def test_exactly_the_budget_is_kept_and_every_slot_takes_its_state_along(name):
             request.grow(rng.randint(5, 20))
             before = {head: list(tail) for head, tail in request.tails.items()}
             num_keep = rng.randint(1, request.tail_len)
-            request.compact(policy, num_keep, STATS)
+            request.compact(policy, num_keep, KNOWN)
             for (layer, head), tail in request.tails.items():
                 positions = [token.position for token in tail]
                 assert len(set(positions)) == len(positions) == num_keep
@@ -83,7 +79,7 @@ def test_the_newest_tokens_stay(name):
     request = OneRequest(5, protected_len=2)
     for _ in range(3):
         request.grow(30)
-        request.compact(policy, 28, STATS)
+        request.compact(policy, 28, KNOWN)
         newest = set(range(request.logical_len - num_newest, request.logical_len))
         assert all(newest <= set(positions) for positions in kept(request).values())
 
@@ -104,7 +100,7 @@ def test_neither_batch_nor_pass_changes_what_is_kept(name, max_pass_slots):
             choose_backend("cpu"),
             {"it": policy},
             max_pass_slots,
-            query_stats=lambda: STATS,
+            calibration_of=lambda _: KNOWN,
         )
         compressor.run(tuple(items))
         blocks, offsets = request.places(3, 28)
@@ -138,7 +134,7 @@ def test_what_is_kept_depends_on_the_plan_alone(name):
         request = OneRequest(11, protected_len=1)
         for num_keep in (20, 24):
             request.grow(22)
-            request.compact(policy_of(name), num_keep, STATS)
+            request.compact(policy_of(name), num_keep, KNOWN)
         outcomes.append([pool.nan_to_num().clone() for pool in request.cache.block_pools])
     assert all(torch.equal(once, again) for once, again in zip(*outcomes, strict=True))
 
@@ -147,9 +143,9 @@ def test_what_is_kept_depends_on_the_plan_alone(name):
 def test_bfloat16_tails_compact_within_their_budget(name):
     request = OneRequest(13, protected_len=2, dtype=torch.bfloat16)
     request.grow(40)
-    request.compact(policy_of(name), 22, STATS)
+    request.compact(policy_of(name), 22, KNOWN)
     request.grow(10)
-    request.compact(policy_of(name), 22, STATS)
+    request.compact(policy_of(name), 22, KNOWN)
     assert all(len(set(positions)) == 22 for positions in kept(request).values())
 
 
@@ -157,7 +153,7 @@ def test_bfloat16_tails_compact_within_their_budget(name):
 def test_heads_and_layers_choose_for_themselves(name):
     request = OneRequest(17, protected_len=0)
     request.grow(60)
-    request.compact(policy_of(name), 25, STATS)
+    request.compact(policy_of(name), 25, KNOWN)
     assert len({frozenset(positions) for positions in kept(request).values()}) == 2 * NUM_LAYERS
 
 
@@ -165,7 +161,7 @@ def test_pages_are_shared_by_the_heads_of_a_layer_and_stay_whole():
     request = OneRequest(19, protected_len=4)
     for _ in range(3):
         request.grow(24)
-        request.compact(policy_of("page"), 24, STATS)
+        request.compact(policy_of("page"), 24, KNOWN)
         for layer in range(NUM_LAYERS):
             tails = [request.tails[layer, head] for head in range(2)]
             first, second = ([token.position for token in tail] for tail in tails)
@@ -181,14 +177,14 @@ def test_a_card_keeps_the_slots_that_the_cpu_keeps(name):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     card = choose_backend("cuda", torch.float32)
-    stats = QueryStats(*(part.to(card.device) for part in STATS))
+    known = random_calibration(card.device)
     for seed in range(3):
         ours, theirs = OneRequest(seed, 3, backend=card), OneRequest(seed, 3)
         for num_new, num_keep in ((44, 30), (17, 30), (9, 21)):
             ours.grow(num_new)
             theirs.grow(num_new)
-            ours.compact(policy_of(name), num_keep, stats)
-            theirs.compact(policy_of(name), num_keep, STATS)
+            ours.compact(policy_of(name), num_keep, known)
+            theirs.compact(policy_of(name), num_keep, KNOWN)
             assert kept(ours) == kept(theirs)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from test_support.one_request import OneRequest
 
+from zipage_lang.runtime.calibrations import Calibrations, MeasuredOnce
 from zipage_lang.runtime.policies.policy import Policy
 from zipage_lang.runtime.policies.random import Random
 from zipage_lang.runtime.policies.registry import SHIPPED, PolicyQueries, load_policies
@@ -127,9 +128,9 @@ def test_the_page_names_every_policy_and_its_true_defaults():
                 assert str(getattr(policies[name], key)).lower() == value, (name, key)
     assert named == set(policies)
     shares = re.findall(r"^\| `(\w+_share)` \| ([\d.]+) \|", PAGE, re.MULTILINE)
-    zipage2 = policies["zipage2"]
+    tiers = policies["tiers"]
     assert len(shares) == 3
-    assert all(getattr(zipage2, key) == float(value) for key, value in shares)
+    assert all(getattr(tiers, key) == float(value) for key, value in shares)
 
 
 @pytest.mark.parametrize("make", SHIPPED[1:])
@@ -165,7 +166,7 @@ def test_parameters_are_read_as_what_their_defaults_are():
         ("streaming:num_sinks=100000", "num_sinks=100000 must lie between 0 and 64"),
         ("rkv:num_queries=0", "num_queries=0 must be at least 1"),
         ("random:num_queries=4", "num_queries=4 must be 0"),
-        ("zipage2:mass_share=0.9", "may not be more than 1 together, not 1.55"),
+        ("tiers:mass_share=0.9", "may not be more than 1 together, not 1.55"),
         ("zipage:redundancy=none", "redundancy='none' must be lightning or flash"),
     ],
 )
@@ -190,19 +191,36 @@ def test_remade_policies_are_equal_however_many_are_asked_for():
 
 
 def test_more_queries_than_the_rings_hold_are_refused():
-    queries = PolicyQueries(load_policies(), 16, lambda: None)
+    queries = PolicyQueries(load_policies(), 16, lambda _: None)
     assert queries["snapkv:num_queries=9"] == 9
     with pytest.raises(ValueError, match="scores with 17 queries but this engine keeps 16"):
         queries["snapkv:num_queries=17"]
 
 
-def test_query_statistics_are_prepared_before_a_policy_that_needs_them_is_answered_for():
+def test_what_a_policy_needs_of_the_model_is_measured_once_and_before_it_is_answered_for():
     calls = []
-    queries = PolicyQueries(load_policies(), 16, lambda: calls.append("measured"))
+    calibrations = Calibrations(
+        MeasuredOnce(lambda: calls.append("stats") or "statistics"),
+        MeasuredOnce(lambda: calls.append("forecast") or "weights"),
+    )
+    policies = load_policies()
+    queries = PolicyQueries(policies, 16, calibrations.prepare)
     assert queries["rkv"] == 8
     assert not calls
-    assert queries["triattention:num_recent=9"] == 0
-    assert calls
+    assert calibrations.of(policies["rkv"]) == (None, None)
+    for _ in range(2):
+        assert queries["triattention:num_recent=9"] == 0
+    assert calls == ["stats"]
+    assert calibrations.of(policies["triattention"]) == ("statistics", None)
+    assert queries["zipage2"] == 0
+    assert calls == ["stats", "forecast"]
+    assert calibrations.of(policies["zipage2:recent_share=0.3"]) == (None, "weights")
+
+
+def test_a_calibration_that_was_never_prepared_is_not_given_out():
+    calibrations = Calibrations(MeasuredOnce(lambda: "statistics"), MeasuredOnce(lambda: "weights"))
+    with pytest.raises(AssertionError, match="was not prepared for"):
+        calibrations.of(load_policies()["zipage2"])
 
 
 @pytest.mark.parametrize(

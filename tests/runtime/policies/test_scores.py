@@ -11,7 +11,8 @@ import pytest
 import torch
 from test_support.one_request import GROUP, HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, OneRequest
 
-from zipage_lang.runtime.policies.policy import QueryStats
+from zipage_lang.kernels.backend import Forecast
+from zipage_lang.runtime.policies.policy import Calibration, QueryStats
 from zipage_lang.runtime.policies.registry import load_policies
 
 MARGIN = 1e-5  # relative distance between numbers whose order decides; float32 is well inside it
@@ -282,7 +283,7 @@ def slow_triattention(policy, layer, head, tail, queries):
     return [max(column) for column in zip(*per_q_head, strict=True)], None
 
 
-def slow_zipage2(policy, layer, head, tail, queries):
+def slow_tiers(policy, layer, head, tail, queries):
     past = zip(masses(policy, tail, queries), histories(tail), strict=True)
     remembered = [max(now, policy.history_decay * old) for now, old in past]
     importance = remembered
@@ -293,22 +294,43 @@ def slow_zipage2(policy, layer, head, tail, queries):
     if policy.novelty_share:
         means = similarities(tail, policy.similarity_threshold, policy.redundancy_chunk)
         novelty = [-mean for mean in means]
-    num_newest = max(policy.num_recent, whole_share(policy.recent_share, layer.num_keep))
-    left = max(layer.num_keep - num_newest, 0)
-    chosen = {i for i, t in enumerate(tail) if t.position >= layer.logical_len - num_newest}
-    tiers = (
+    parts = [
         (importance, policy.mass_share),
         (ranges, policy.range_share),
         (novelty, policy.novelty_share),
-    )
-    for measure, share in tiers:
+    ]
+    seed = layer.seed if policy.fresh else 0
+    return in_tiers(policy.recent_share, parts, seed, policy, layer, head, tail), remembered
+
+
+def in_tiers(recent_share, parts, seed, policy, layer, head, tail):
+    """Scores whose best are the newest, then each part's share by its measure, then lots."""
+    num_newest = max(policy.num_recent, whole_share(recent_share, layer.num_keep))
+    left = max(layer.num_keep - num_newest, 0)
+    chosen = {i for i, t in enumerate(tail) if t.position >= layer.logical_len - num_newest}
+    for measure, share in parts:
         rest = [i for i in range(len(tail)) if i not in chosen]
         count = whole_share(share, left)
         best = best_of([measure[i] for i in rest], [tail[i] for i in rest], count)
         chosen |= {rest[i] for i in best}
-    seed = layer.seed if policy.fresh else 0
     drawn = [lot(seed, layer.layer, head, token.position) for token in tail]
-    return [CHOSEN if i in chosen else drawn[i] for i in range(len(tail))], remembered
+    return [CHOSEN if i in chosen else drawn[i] for i in range(len(tail))]
+
+
+def slow_zipage2(policy, layer, head, tail, queries):
+    weights = forecast_of(layer.layer, head)
+    pairs = HEAD_DIM // 2
+    forecasts, bases = [], []
+    for token in tail:
+        stored = np.array([complex(token.key[f], token.key[f + pairs]) for f in range(pairs)])
+        unrotated = stored * np.exp(-1j * token.position * np.array(FREQUENCIES))
+        base = float(weights["key"] @ np.concatenate([unrotated.real, unrotated.imag]))
+        base += float(weights["value"] @ token.value)
+        age = layer.logical_len - 1 - token.position
+        forecasts.append(base + weights["age"] * math.log(1 + age))
+        bases.append(base)
+    parts = [(forecasts, 1 - policy.lot_share)]
+    return in_tiers(policy.recent_share, parts, 0, policy, layer, head, tail), bases
 
 
 def whole_share(share, count):
@@ -329,6 +351,7 @@ SLOW = {
     "keydiff": by_head(slow_keydiff),
     "vase": by_head(slow_vase),
     "triattention": by_head(slow_triattention),
+    "tiers": by_head(slow_tiers),
     "zipage2": by_head(slow_zipage2),
 }
 
@@ -358,9 +381,12 @@ ASKED = [
     "vase:num_recent=0:num_sinks=0:lottery=false:range_share=0.5",
     "triattention:num_recent=3",
     "zipage2:num_recent=3",
-    "zipage2:num_recent=0:recent_share=0:pool_kernel=3:mass_share=0.5:range_share=0.25:novelty_share=0",
-    "zipage2:num_recent=1:novelty_share=0.4:redundancy_chunk=16:range_share=0.1:fresh=false",
-    "zipage2:num_recent=1:recent_share=0.3:mass_share=0.4:range_share=0:history_decay=0",
+    "zipage2:num_recent=0:recent_share=0.4:lot_share=0",
+    "zipage2:num_recent=1:recent_share=0:lot_share=0.5",
+    "tiers:num_recent=3",
+    "tiers:num_recent=0:recent_share=0:pool_kernel=3:mass_share=0.5:range_share=0.25:novelty_share=0",
+    "tiers:num_recent=1:novelty_share=0.4:redundancy_chunk=16:range_share=0.1:fresh=false",
+    "tiers:num_recent=1:recent_share=0.3:mass_share=0.4:range_share=0:history_decay=0",
 ]
 
 
@@ -382,6 +408,20 @@ def query_stats():
         torch.from_numpy(length).float(),
         torch.tensor(FREQUENCIES),
     )
+
+
+def forecast_of(layer, head):
+    rng = np.random.default_rng(1000 + 100 * layer + head)
+    key, value = rng.standard_normal((2, HEAD_DIM))
+    return {"key": key, "value": value, "age": rng.standard_normal()}
+
+
+def forecast():
+    heads = [[forecast_of(la, head) for head in range(NUM_KV_HEADS)] for la in range(NUM_LAYERS)]
+    parts = (
+        np.array([[w[name] for w in line] for line in heads]) for name in ("key", "value", "age")
+    )
+    return Forecast(*(torch.from_numpy(part).float() for part in parts), torch.tensor(FREQUENCIES))
 
 
 def slow_keep(policy, layer):
@@ -407,7 +447,7 @@ def check_rounds(policy, seed):
         expected = [
             slow_keep(policy, request.layer(layer, num_keep)) for layer in range(NUM_LAYERS)
         ]
-        request.compact(policy, num_keep, query_stats())
+        request.compact(policy, num_keep, Calibration(query_stats(), forecast()))
         for layer, head in request.heads:
             tail, wanted = request.tails[layer, head], expected[layer][head]
             assert {token.position for token in tail} == set(wanted), (layer, head)

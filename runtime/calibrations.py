@@ -1,0 +1,55 @@
+"""What policies want to know of the model, measured when a request first asks for such a policy.
+
+Knows nothing of how it is measured or used.
+"""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from zipage_lang.kernels.backend import Forecast
+from zipage_lang.runtime.policies.policy import Calibration, Policy, QueryStats
+
+Measured = TypeVar("Measured")
+
+
+class MeasuredOnce(Generic[Measured]):
+    """A measurement, taken at the first `prepare`: it may take a minute and run the model."""
+
+    def __init__(self, measure: Callable[[], Measured]) -> None:
+        self._measure = measure
+        self._found: Measured | None = None
+
+    def prepare(self) -> None:
+        if self._found is None:
+            self._found = self._measure()
+
+    def get(self) -> Measured:
+        assert self._found is not None, "a policy that needs a calibration was not prepared for"
+        return self._found
+
+
+class Calibrations:
+    """All that can be measured; a policy says by its attributes which of it it needs."""
+
+    def __init__(
+        self, query_stats: MeasuredOnce[QueryStats], forecast: MeasuredOnce[Forecast]
+    ) -> None:
+        self._query_stats, self._forecast = query_stats, forecast
+
+    def prepare(self, policy: Policy) -> None:
+        """Measure what this policy needs, if that was not done yet."""
+        if _needs(policy, "query_stats"):
+            self._query_stats.prepare()
+        if _needs(policy, "forecast"):
+            self._forecast.prepare()
+
+    def of(self, policy: Policy) -> Calibration:
+        """What was prepared for this policy."""
+        return Calibration(
+            self._query_stats.get() if _needs(policy, "query_stats") else None,
+            self._forecast.get() if _needs(policy, "forecast") else None,
+        )
+
+
+def _needs(policy: Policy, what: str) -> bool:
+    return bool(getattr(policy, f"needs_{what}", False))
