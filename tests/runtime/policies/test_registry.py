@@ -127,10 +127,11 @@ def test_the_page_names_every_policy_and_its_true_defaults():
             for key, value in re.findall(r"`(\w+)=([\w.]+)`", rest.replace('mode="off"', "")):
                 assert str(getattr(policies[name], key)).lower() == value, (name, key)
     assert named == set(policies)
-    shares = re.findall(r"^\| `(\w+_share)` \| ([\d.]+) \|", PAGE, re.MULTILINE)
-    tiers = policies["tiers"]
-    assert len(shares) == 3
-    assert all(getattr(tiers, key) == float(value) for key, value in shares)
+    for name, num_parameters in (("zipage2", 3), ("tiers", 3)):
+        section = PAGE.partition(f"## {name}\n")[2].partition("\n## ")[0]
+        parameters = re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", section, re.MULTILINE)
+        assert len(parameters) == num_parameters
+        assert all(getattr(policies[name], key) == float(value) for key, value in parameters)
 
 
 @pytest.mark.parametrize("make", SHIPPED[1:])
