@@ -11,7 +11,7 @@ from torch import Tensor
 from zipage_lang.kernels.backend import ScoreBlend, TailRows
 from zipage_lang.kernels.compact import carry_out, empty_moves, place_kept
 from zipage_lang.kernels.select import is_protected, kept_slots
-from zipage_lang.kernels.tail_programs import NO_POSITION, remembered_mass, tight_row_config
+from zipage_lang.kernels.tail_programs import NO_POSITION, tight_row_config
 
 
 def compact_blend(
@@ -96,7 +96,7 @@ def _choose_kernel(
     tail_len = tl.load(lens + row).to(tl.int32)
     stateful_len = tl.load(stateful_lens + row).to(tl.int32)
     real = index < tail_len
-    pooled = remembered_mass(
+    pooled = _remembered_mass(
         mass, score_blocks, slots, stored, program, tail_len, stateful_len, max_tail, decay,
         HEADS, REACH, SLOTS,
     )  # fmt: skip
@@ -112,3 +112,38 @@ def _choose_kernel(
         is_kept, score_blocks, position_blocks, slots, num_keep, positions, stored, pairs, counts,
         max_tail, most, True, HEADS, SLOTS,
     )  # fmt: skip
+
+
+@triton.jit
+def _remembered_mass(
+    mass,
+    score_blocks,
+    slots,
+    stored,
+    program,
+    tail_len,
+    stateful_len,
+    max_tail,
+    decay,
+    HEADS: tl.constexpr,
+    REACH: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    """max(mass, decay * what was stored before), which is stored; returned pooled over neighbours
+    where there is nothing stored yet, since slot order is token order there.
+    """
+    index = tl.arange(0, SLOTS)
+    base = program.to(tl.int64) * max_tail
+    real = index < tail_len
+    own = tl.load(mass + base + index, mask=real, other=0.0)
+    at = slots + (program // HEADS).to(tl.int64) * max_tail + index
+    place = tl.load(at, mask=real, other=0) * HEADS + program % HEADS
+    history = tl.load(score_blocks + place, mask=real & (index < stateful_len), other=0.0)
+    own = tl.maximum(own, decay * history)
+    tl.store(stored + base + index, own, mask=real)
+    if stateful_len == 0:
+        for step in tl.static_range(-REACH, REACH + 1):
+            near = index + step
+            there = (near >= 0) & (near < tail_len)
+            own = tl.maximum(own, tl.load(mass + base + near, mask=there, other=0.0))
+    return own

@@ -6,6 +6,8 @@ Knows nothing of how it is measured or used.
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+import torch
+
 from zipage_lang.kernels.backend import Forecast
 from zipage_lang.runtime.policies.policy import Calibration, Policy, QueryStats
 
@@ -20,8 +22,16 @@ class MeasuredOnce(Generic[Measured]):
         self._found: Measured | None = None
 
     def prepare(self) -> None:
-        if self._found is None:
+        """Raises ValueError, for the request that asked, where the device has no room for it."""
+        if self._found is not None:
+            return
+        try:
             self._found = self._measure()
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                "this kv policy looks at the model's own text first, and the device has no memory "
+                "left for that; run `zipage calibrate MODEL` once, or lower gpu_memory_share"
+            ) from error
 
     def get(self) -> Measured:
         assert self._found is not None, "a policy that needs a calibration was not prepared for"

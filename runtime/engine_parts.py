@@ -80,6 +80,10 @@ def gather_parts(config: EngineConfig, laps: Laps) -> EngineParts:
         ),
         MeasuredOnce(lambda: load_or_make_forecast(path, loaded, shape, backend)),
     )
+    if config.compression.kv_mode != "off":  # requests of their own modes calibrate when they come
+        calibrations.prepare(policies[config.compression.policy])
+        if backend.device.type == "cuda":
+            torch.cuda.empty_cache()  # what that took is the pool's
     parts = EngineParts(config, backend, path, loaded, policies, shape, limits, calibrations)
     if backend.device.type == "cuda":
         num_blocks = _measure_blocks(parts, used_before)

@@ -14,6 +14,7 @@ from zipage_lang.runtime.forecast_making import MadeForecast, forecast_by_age, m
 from zipage_lang.runtime.forecast_store import (
     file_at_home,
     file_beside,
+    file_in_package,
     model_identity,
     read_forecast,
     write_forecast,
@@ -28,8 +29,8 @@ log = logging.getLogger("zipage.engine")
 def load_or_make_forecast(
     model_path: Path, loaded: LoadedModel, shape: KVShape, backend: Backend
 ) -> Forecast:
-    """The forecast beside the model or in the cache folder; else it is made, which takes a while
-    and runs the model, and kept in the cache folder for the next time.
+    """The forecast beside the model, in the cache folder or in this package; else it is made, which
+    takes a while and runs the model, and kept in the cache folder for the next time.
 
     Where that can't be written it is in memory only. Random weights attend to nothing in
     particular: theirs is by age alone. model_path: folder or GGUF file; where there is neither, the
@@ -54,7 +55,7 @@ def load_or_make_forecast(
 
 
 def _found(model_path: Path, shape: KVShape, frequencies: Tensor, identity: str) -> Forecast | None:
-    for file in (file_beside(model_path), file_at_home(identity)):
+    for file in (file_beside(model_path), file_at_home(identity), file_in_package(identity)):
         if not file.is_file():
             continue
         try:

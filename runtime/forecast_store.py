@@ -4,6 +4,7 @@ Knows nothing of how a forecast is made.
 """
 
 import hashlib
+import importlib.resources
 import math
 import os
 import tempfile
@@ -48,6 +49,12 @@ def model_identity(loaded: LoadedModel) -> str:
 def file_beside(model_path: Path) -> Path:
     """Where a forecast that came with the model lies. model_path: its folder, or a GGUF file."""
     return (model_path if model_path.is_dir() else model_path.parent) / FORECAST_FILE
+
+
+def file_in_package(identity: str) -> Path:
+    """Where a forecast for a model that is fetched from elsewhere comes with this package."""
+    package = Path(str(importlib.resources.files("zipage_lang")))
+    return package / "data" / "forecasts" / f"{identity}.safetensors"
 
 
 def file_at_home(identity: str) -> Path:

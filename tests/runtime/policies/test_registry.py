@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from test_support.one_request import OneRequest
 
 from zipage_lang.runtime.calibrations import Calibrations, MeasuredOnce
@@ -216,6 +217,22 @@ def test_what_a_policy_needs_of_the_model_is_measured_once_and_before_it_is_answ
     assert queries["zipage2"] == 0
     assert calls == ["stats", "forecast"]
     assert calibrations.of(policies["zipage2:recent_share=0.3"]) == (None, "weights")
+
+
+def test_a_calibration_that_finds_no_memory_is_an_error_of_the_request_and_may_succeed_later():
+    outcomes = [torch.OutOfMemoryError("2 GiB"), "weights"]
+
+    def measure():
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    calibrations = Calibrations(MeasuredOnce(lambda: "statistics"), MeasuredOnce(measure))
+    queries = PolicyQueries(load_policies(), 16, calibrations.prepare)
+    with pytest.raises(ValueError, match="zipage calibrate"):
+        queries["zipage2"]
+    assert queries["zipage2"] == 0
 
 
 def test_a_calibration_that_was_never_prepared_is_not_given_out():
