@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CHECK_BUILD := build/check
 
-.PHONY: demo test test-gpu check bench model clean
+.PHONY: demo test test-gpu check bench docs model wheel clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -24,7 +24,7 @@ demo: model
 
 # A file's tests stay together: they share engines. The long files come first, as they are listed.
 # A worker that dies ends the run: with a new one in its place the rest can wait for ever.
-test: check model
+test: check docs model
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # On a machine with a card and its packages (extra `gpu`): the tests that the default run leaves out,
@@ -43,6 +43,18 @@ check: $(VENV)/.installed-test
 	$(BIN)/pip install -q --no-deps --target $(CHECK_BUILD) .
 	cd $(CHECK_BUILD) && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p zipage_lang
 	cd $(CHECK_BUILD) && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../.importlinter --no-cache
+
+# The site, in build/site. A broken link or a missing page ends it (with --quiet nothing would).
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/pip install -q -c constraints.txt -e ".[docs]"
+	touch $@
+
+# Archives in build/dist, from a copy of the tree; tried in a fresh environment (gigabytes, minutes).
+wheel:
+	PYTHON=$(PYTHON) bash packaging/check_wheel.sh
 
 clean:
 	rm -rf build *.egg-info $(VENV)

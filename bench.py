@@ -9,39 +9,21 @@ The runs that are compared alternate, in one process each, with the same model, 
 """
 
 import argparse
-import asyncio
-import dataclasses
 import functools
-import itertools
 import json
-import platform
-import random
 import statistics
 import subprocess
 import time
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import zipage_lang as zipage
-from zipage_lang.frontend.async_llm import AsyncLLM
+from zipage_lang.commands.bench_load import Job, make_job, run_job
+from zipage_lang.commands.machine import machine_name
 
 PROMPT_LEN = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One load: `batch` prompts at once, `max_tokens` greedy tokens each, no end-of-sequence."""
-
-    batch: int
-    max_tokens: int
-    prompts: list[list[int]]
-    kv: zipage.KV
-
-    @property
-    def num_tokens(self) -> int:
-        return self.batch * self.max_tokens
+VOCAB_SIZE = 40_000  # of the tokens that prompts are drawn from
 
 
 class OurEngine:
@@ -59,37 +41,7 @@ class OurEngine:
         )
 
     def run(self, job: Job) -> dict[str, Any]:
-        self._engine.flush_cache()
-        before = self._engine.stats()
-        started = time.perf_counter()
-        arrivals = self._engine.submit(self._stream_all(job)).result()
-        wall_s = time.perf_counter() - started
-        after = self._engine.stats()
-        return {
-            "mode": job.kv.mode,
-            "K": job.kv.budget if job.kv.mode != "off" else None,
-            "E": job.kv.interval if job.kv.mode != "off" else None,
-            "wall_s": wall_s,
-            **latencies(started, arrivals),
-            **{name: after[name] - before[name] for name in COUNTS},
-            "mean_step_ms": 1e3 * wall_s / (after["num_steps"] - before["num_steps"]),
-            "peak_held_blocks": after["peak_held"],
-        }
-
-    async def _stream_all(self, job: Job) -> list[list[float]]:
-        return await asyncio.gather(
-            *(self._stream(self._engine.async_llm, prompt, job) for prompt in job.prompts)
-        )
-
-    async def _stream(self, llm: AsyncLLM, prompt: list[int], job: Job) -> list[float]:
-        """When each token of one request came."""
-        sampling = zipage.SamplingParams(
-            temperature=0, max_tokens=job.max_tokens, ignore_eos=True, skip_special_tokens=False
-        )
-        times: list[float] = []
-        async for output in llm.generate(prompt, sampling, kv=job.kv):
-            times += [time.perf_counter()] * (len(output.token_ids) - len(times))
-        return times
+        return run_job(self._engine, job)
 
     def close(self) -> None:
         self._engine.close()
@@ -126,17 +78,6 @@ class Transformers:
         del self._model
 
 
-COUNTS = (
-    "num_steps",
-    "num_compactions",
-    "num_dropped_slots",
-    "num_preemptions",
-    "num_swap_outs",
-    "num_tokens_hit",
-    "num_tokens_asked",
-)
-
-
 def load_in_transformers(model: str, dtype: Any) -> Any:
     """The model as transformers reads it, from a folder or a GGUF file."""
     import transformers
@@ -154,23 +95,8 @@ def load_in_transformers(model: str, dtype: Any) -> Any:
     return loaded.to(dtype)
 
 
-def latencies(started: float, arrivals: list[list[float]]) -> dict[str, float]:
-    """Time to first token and time per output token over all requests."""
-    first = [times[0] - started for times in arrivals]
-    gaps = sorted(
-        later - sooner for times in arrivals for sooner, later in itertools.pairwise(times)
-    )
-    return {
-        "ttft_ms_median": 1e3 * statistics.median(first),
-        "tpot_ms_median": 1e3 * statistics.median(gaps),
-        "tpot_ms_p99": 1e3 * gaps[int(0.99 * (len(gaps) - 1))],
-    }
-
-
-def make_job(batch: int, max_tokens: int, kv: zipage.KV, seed: int = 7) -> Job:
-    rng = random.Random(seed)
-    prompts = [[rng.randrange(100, 40_000) for _ in range(PROMPT_LEN)] for _ in range(batch)]
-    return Job(batch, max_tokens, prompts, kv)
+def job_of(batch: int, max_tokens: int, kv: zipage.KV) -> Job:
+    return make_job(batch, max_tokens, kv, prompt_len=PROMPT_LEN, vocab_size=VOCAB_SIZE)
 
 
 def describe(options: argparse.Namespace) -> dict[str, Any]:
@@ -186,13 +112,6 @@ def describe(options: argparse.Namespace) -> dict[str, Any]:
         "model": options.model,
         "dtype": options.dtype,
     }
-
-
-def machine_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def alternate(
@@ -229,8 +148,8 @@ def against_transformers(
 ) -> None:
     theirs = Transformers(options)
     for batch in batches:
-        job = make_job(batch, options.max_tokens or 256, zipage.KV(mode="off"))
-        short = make_job(batch, 8, zipage.KV(mode="off"))
+        job = job_of(batch, options.max_tokens or 256, zipage.KV(mode="off"))
+        short = job_of(batch, 8, zipage.KV(mode="off"))
         for who in (ours, theirs):
             who.run(short)  # warm-up
         pair = [(who.name, functools.partial(who.run, job)) for who in (ours, theirs)]
@@ -241,9 +160,9 @@ def against_transformers(
 def against_full_kv(options: argparse.Namespace, ours: OurEngine, about: dict[str, Any]) -> None:
     batch, max_tokens = (options.batch or [8])[0], options.max_tokens or 1500
     bounded_kv = zipage.KV(mode="fixed", budget=options.budget or 128, interval=options.interval)
-    bounded = make_job(batch, max_tokens, bounded_kv)
-    full = make_job(batch, max_tokens, zipage.KV(mode="off"))
-    ours.run(make_job(batch, 8, bounded_kv))  # warm-up
+    bounded = job_of(batch, max_tokens, bounded_kv)
+    full = job_of(batch, max_tokens, zipage.KV(mode="off"))
+    ours.run(job_of(batch, 8, bounded_kv))  # warm-up
     pair = [
         (f"budget {bounded_kv.budget}", functools.partial(ours.run, bounded)),
         ("full KV", functools.partial(ours.run, full)),

@@ -7,12 +7,12 @@ import asyncio
 import contextlib
 import importlib
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from zipage_lang.frontend.client import EngineClient, Stats
-from zipage_lang.frontend.errors import RequestError
+from zipage_lang.frontend.errors import RequestError, ZipageError
 from zipage_lang.frontend.input_checks import check_prompt, check_request
 from zipage_lang.frontend.outputs import Progress, RequestOutput
 from zipage_lang.frontend.pin_board import PinBoard
@@ -23,8 +23,9 @@ from zipage_lang.frontend.token_stream import TokenStream
 from zipage_lang.frontend.tokenizer import Tokenizer, load_tokenizer
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.kv_params import KVParams
-from zipage_lang.runtime.messages import AddRequest, Fork, Ready, Stop, TokenOutput
+from zipage_lang.runtime.messages import AddRequest, Fork, Ready, Starting, Stop, TokenOutput
 from zipage_lang.runtime.sampling_params import SamplingParams
+from zipage_lang.runtime.snapshot import Snapshot
 
 Prompt = str | Sequence[int]
 
@@ -39,21 +40,28 @@ class AsyncLLM:
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, *, command: Sequence[str] | None = None
+        cls,
+        config: EngineConfig,
+        *,
+        command: Sequence[str] | None = None,
+        on_progress: Callable[[Starting], None] = lambda _: None,
     ) -> "AsyncLLM":
         """Start an engine process and load its model's tokenizer.
 
-        `command` as in EngineClient.start. Raises EngineStartError or ValueError (no tokenizer).
+        `command` and `on_progress` as in EngineClient.start. Raises EngineStartError or ValueError
+        (no tokenizer).
         """
         helper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="zipage-start")
         try:
             # Importing it takes seconds: do so while the engine loads.
             helper.submit(importlib.import_module, "transformers")
-            client = await EngineClient.start(config, command=command)
+            client = await EngineClient.start(config, command=command, on_progress=on_progress)
+            on_progress(Starting(stage="loading the tokenizer"))
             loop, model_path = asyncio.get_running_loop(), client.ready.model_path
             tokenizer = await _or_close(
                 client, loop.run_in_executor(helper, load_tokenizer, model_path)
             )
+            on_progress(Starting(stage="loading the tokenizer", done=1, total=1))
         finally:
             helper.shutdown(wait=False, cancel_futures=True)
         return cls(client, tokenizer)
@@ -136,9 +144,17 @@ class AsyncLLM:
         """Counters and gauges of the engine."""
         return await self.client.stats()
 
+    async def snapshot(self, **limits: int) -> Snapshot:
+        """A picture of pool, tree and requests; limits as EngineClient.snapshot takes them."""
+        return await self.client.snapshot(**limits)
+
     async def flush_cache(self) -> Stats:
         """Evict all that no request holds; the stats after it."""
         return await self.client.flush_cache()
+
+    async def wait_end(self) -> ZipageError:
+        """Wait until the engine is gone, died or closed; the error that everybody gets."""
+        return await self.client.wait_end()
 
     async def close(self) -> None:
         """End the engine process. May be called again."""
@@ -222,7 +238,8 @@ class AsyncLLM:
     def _advance(self, samples: list[SampleBuilder], output: TokenOutput) -> bool:
         """Apply one engine output; False where it changes nothing that the reader sees."""
         if output.error is not None:
-            raise RequestError(output.request_id, output.error)
+            has_run = output.usage.prompt_tokens > 0
+            raise RequestError(output.request_id, output.error, has_run=has_run)
         if output.prompt_logprobs is not None:
             for sibling in samples:
                 sibling.prompt_logprobs = output.prompt_logprobs

@@ -8,7 +8,8 @@ import functools
 import logging
 import sys
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -28,18 +29,22 @@ from zipage_lang.runtime.messages import (
     Failed,
     FlushCache,
     Fork,
+    GetSnapshot,
     GetStats,
     MessageError,
     Outputs,
     Ready,
     Release,
     Shutdown,
+    SnapshotReply,
+    Starting,
     StatsReply,
     Stop,
     ToClient,
     ToEngine,
     TokenOutput,
 )
+from zipage_lang.runtime.snapshot import Snapshot
 
 # -P: the caller's folder must not shadow installed packages in the engine.
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "zipage_lang.runtime.engine_process")
@@ -59,15 +64,21 @@ class EngineClient:
 
     ready: Ready
 
-    def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
+    def __init__(
+        self,
+        command: Sequence[str] = ENGINE_COMMAND,
+        on_progress: Callable[[Starting], None] = lambda _: None,
+    ) -> None:
         self.num_malformed = 0  # engine messages that made no sense and were dropped
         self._command = tuple(command)
+        self._on_progress = on_progress
         self._streams: dict[str, TokenStream] = {}
-        self._calls: dict[str, asyncio.Future[Stats]] = {}
+        self._calls: dict[str, asyncio.Future[Any]] = {}
         self._failure: ZipageError | None = None
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_ready = False
         self._exited = asyncio.Event()
+        self._ended = asyncio.Event()
         self._child: ChildProcess | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
@@ -80,13 +91,15 @@ class EngineClient:
         *,
         command: Sequence[str] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
+        on_progress: Callable[[Starting], None] = lambda _: None,
     ) -> "EngineClient":
         """Spawn an engine and wait until it takes requests.
 
         `command` replaces the engine's own; socket folder and configuration are appended to it.
+        `on_progress` hears what the engine is at meanwhile.
         Raises EngineStartError with the reason; nothing is left behind then.
         """
-        client = cls(command or ENGINE_COMMAND)
+        client = cls(command or ENGINE_COMMAND, on_progress)
         try:
             client._spawn(config)
             await asyncio.wait_for(client._started, start_timeout_s)
@@ -126,11 +139,33 @@ class EngineClient:
 
     async def stats(self) -> Stats:
         """Counters and gauges of the engine."""
-        return await self._call(GetStats(call_id=uuid.uuid4().hex))
+        stats: Stats = await self._call(GetStats(call_id=uuid.uuid4().hex))
+        return stats
+
+    async def snapshot(
+        self, *, max_cells: int = 4096, max_nodes: int = 96, max_requests: int = 48
+    ) -> Snapshot:
+        """A picture of pool, tree and requests, each bounded; taken between two steps."""
+        snapshot: Snapshot = await self._call(
+            GetSnapshot(
+                call_id=uuid.uuid4().hex,
+                max_cells=max_cells,
+                max_nodes=max_nodes,
+                max_requests=max_requests,
+            )
+        )
+        return snapshot
 
     async def flush_cache(self) -> Stats:
         """Evict all that no request holds; the stats after it."""
-        return await self._call(FlushCache(call_id=uuid.uuid4().hex))
+        stats: Stats = await self._call(FlushCache(call_id=uuid.uuid4().hex))
+        return stats
+
+    async def wait_end(self) -> ZipageError:
+        """Wait until the engine is gone, died or closed; the error that everybody gets."""
+        await self._ended.wait()
+        assert self._failure is not None, "an engine ended without a cause"
+        return _copy(self._failure)
 
     async def close(self) -> None:
         """End the engine and free everything. May be called again, and by several at once."""
@@ -156,8 +191,8 @@ class EngineClient:
         if self._failure is None:
             self.abort([request_id])
 
-    async def _call(self, message: GetStats | FlushCache) -> Stats:
-        reply: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+    async def _call(self, message: GetStats | GetSnapshot | FlushCache) -> Any:
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._send(message)
         self._calls[message.call_id] = reply
         try:
@@ -187,13 +222,20 @@ class EngineClient:
             case Outputs(items=outputs):
                 self._dispatch_outputs(outputs)
             case StatsReply(call_id=call_id, stats=stats):
-                call = self._calls.get(call_id)
-                if call is not None and not call.done():
-                    call.set_result(stats)
+                self._answer(call_id, stats)
+            case SnapshotReply(call_id=call_id, snapshot=snapshot):
+                self._answer(call_id, snapshot)
+            case Starting():
+                self._on_progress(message)
             case Ready():
                 self._take_ready(message)
             case Failed(error=error):
                 self._fail(self._end_error(error))
+
+    def _answer(self, call_id: str, answer: Any) -> None:
+        call = self._calls.get(call_id)
+        if call is not None and not call.done():
+            call.set_result(answer)
 
     def _take_ready(self, message: Ready) -> None:
         if not self._started.done():
@@ -242,6 +284,7 @@ class EngineClient:
         if self._failure is not None:
             return
         self._failure = error
+        self._ended.set()
         if not self._started.done():
             self._started.set_exception(_copy(error))
         for stream in self._streams.values():

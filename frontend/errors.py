@@ -28,9 +28,13 @@ class EngineClosedError(ZipageError):
 
 
 class RequestError(ZipageError):
-    """The engine refused or failed this one request and lives on."""
+    """The engine refused or failed this one request and lives on.
 
-    def __init__(self, request_id: str, reason: str) -> None:
+    `has_run`: it was taken in and failed later; otherwise it was refused for what it asks.
+    """
+
+    def __init__(self, request_id: str, reason: str, *, has_run: bool = False) -> None:
         super().__init__(reason)
+        self.has_run = has_run
         self.request_id = request_id
         self.reason = reason

@@ -19,7 +19,7 @@ from zipage_lang.frontend.outputs import Progress, RequestOutput
 from zipage_lang.frontend.progress_bar import progress_reporter
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.kv_params import KVParams
-from zipage_lang.runtime.messages import Ready
+from zipage_lang.runtime.messages import Ready, Starting
 from zipage_lang.runtime.sampling_params import SamplingParams
 
 T = TypeVar("T")
@@ -34,6 +34,7 @@ class Engine:
     Parameters:
         model: a known name, a folder, a GGUF file or a hub id.
         engine_command: another program to start as the engine process.
+        on_progress: hears what the engine is at while it starts, from another thread.
         options: those of EngineConfig, flat.
 
     Errors: ValueError for an unknown or bad option, EngineStartError where it does not come up.
@@ -48,6 +49,7 @@ class Engine:
         model: str = "smollm2-135m",
         *,
         engine_command: Sequence[str] | None = None,
+        on_progress: Callable[[Starting], None] = lambda _: None,
         **options: Any,
     ) -> None:
         config = EngineConfig.from_options(model=model, **options)
@@ -57,7 +59,8 @@ class Engine:
         self._thread = threading.Thread(target=self._run_loop, name="zipage-loop", daemon=True)
         self._thread.start()
         try:
-            self.async_llm = self._wait(self.submit(AsyncLLM.start(config, command=engine_command)))
+            started = AsyncLLM.start(config, command=engine_command, on_progress=on_progress)
+            self.async_llm = self._wait(self.submit(started))
         except BaseException:
             self._is_closed = True
             self._stop_loop()

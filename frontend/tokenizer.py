@@ -4,6 +4,7 @@ Knows nothing of requests, engines or streams of output.
 """
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,24 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return bool(self._pretrained.chat_template)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template that `render_chat` uses, as its author wrote it; None without one."""
+        return self._pretrained.get_chat_template() if self.has_chat_template else None
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Which token plays which part: "eos_token", "bos_token", "pad_token" and their like."""
+        named = self._pretrained.special_tokens_map.items()
+        return {name: str(token) for name, token in named if name.endswith("_token")}
+
+    def files(self) -> dict[str, str]:
+        """What `load_tokenizer` reads from a folder: file names and their texts."""
+        with tempfile.TemporaryDirectory(prefix="zipage-tokenizer-") as folder:
+            self._pretrained.save_pretrained(folder)
+            paths = [path for path in Path(folder).iterdir() if path.is_file()]
+            return {path.name: path.read_text(encoding="utf-8") for path in paths}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; `add_special_tokens` as in transformers (say, a leading BOS)."""

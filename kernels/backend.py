@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from zipage_lang.kernels.setup_error import SetupError
+
 
 class AttentionBatch(NamedTuple):
     """Which tokens attend to which slots, one sequence per running row of the step. Host tensors.
@@ -360,7 +362,7 @@ def choose_backend(name: str, dtype: torch.dtype = torch.float32) -> Backend:
     Args:
         dtype: of weights and KV cache; a backend may choose its kernels by it.
 
-    Raises ValueError for an unknown name and RuntimeError when what it needs is missing.
+    Raises ValueError for an unknown name and SetupError when what it needs is missing.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() and _has_gpu_packages() else "cpu"
@@ -375,9 +377,9 @@ def choose_backend(name: str, dtype: torch.dtype = torch.float32) -> Backend:
 
 def _cuda_backend(dtype: torch.dtype) -> Backend:
     if not torch.cuda.is_available():
-        raise RuntimeError("backend='cuda' needs an NVIDIA card and torch with CUDA; use 'cpu'")
+        raise SetupError("backend='cuda' needs an NVIDIA card and torch with CUDA; use 'cpu'")
     if not _has_gpu_packages():
-        raise RuntimeError("backend='cuda' needs Triton and FlashInfer: install zipage-lang[gpu]")
+        raise SetupError("backend='cuda' needs Triton and FlashInfer: install zipage-lang[gpu]")
     from zipage_lang.kernels.cuda_backend import CudaBackend
 
     return CudaBackend(dtype)

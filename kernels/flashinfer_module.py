@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from zipage_lang.kernels.build_progress import shown_build
+from zipage_lang.kernels.setup_error import SetupError
 
 TESTED_VERSION = "0.6.11"
 HEAD_DIMS = (64, 128, 256)
@@ -197,7 +198,7 @@ def build_attention(dtype: torch.dtype, head_dim: int) -> Path:
     """The compiled library's file; builds it, with progress shown, where it is missing.
 
     Needs nvcc for that, but no card: FLASHINFER_CUDA_ARCH_LIST=9.0a names one.
-    Raises RuntimeError when FlashInfer is missing, of a version not tested, or lacks the head size.
+    Raises SetupError when FlashInfer is missing, of a version not tested, or lacks the head size.
     """
     spec = _spec(dtype, head_dim)
     if not spec.is_compiled:
@@ -214,9 +215,9 @@ def is_built(dtype: torch.dtype, head_dim: int) -> bool:
 
 
 def check_head_dim(head_dim: int) -> None:
-    """Raises RuntimeError where FlashInfer has no attention for heads of this size."""
+    """Raises SetupError where FlashInfer has no attention for heads of this size."""
     if head_dim not in HEAD_DIMS:
-        raise RuntimeError(
+        raise SetupError(
             f"FlashInfer has no attention for head size {head_dim}, only for {HEAD_DIMS}; "
             "use dtype='float32' or backend='cpu'"
         )
@@ -236,11 +237,11 @@ def _spec(dtype: torch.dtype, head_dim: int) -> Any:
         import flashinfer
         from flashinfer.jit.attention.modules import gen_batch_prefill_module
     except ImportError as error:
-        raise RuntimeError(
+        raise SetupError(
             f"the cuda backend needs FlashInfer ({error}); pip install 'zipage-lang[gpu]'"
         ) from error
     if not flashinfer.__version__.startswith(TESTED_VERSION):
-        raise RuntimeError(
+        raise SetupError(
             f"FlashInfer {flashinfer.__version__} is not supported; install {TESTED_VERSION}.*"
         )
     kinds = (dtype, dtype, dtype, torch.int32)  # queries, pool, output, indices

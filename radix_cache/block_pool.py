@@ -10,6 +10,8 @@ exactly when nobody holds it. Block 0 is the dummy and is never handed out:
       ^------------------------------------------------------------------------'
 """
 
+from collections.abc import Iterator
+
 
 class BlockPool:
     """Ids 1..num_blocks with two counts each. All verbs are O(1) per block."""
@@ -38,6 +40,10 @@ class BlockPool:
 
     def num_node_holds(self, block_id: int) -> int:
         return self._node_holds[block_id]
+
+    def holds(self) -> Iterator[tuple[int, int]]:
+        """(holds by tables, holds by nodes) of every block id, the dummy's first."""
+        return zip(self._table_holds, self._node_holds, strict=True)
 
     def is_shared(self, block_id: int) -> bool:
         """True when a table that holds this block is not alone, so must not write to it."""

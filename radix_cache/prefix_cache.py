@@ -19,6 +19,7 @@ from zipage_lang.radix_cache.block_table import (
     SwappedTable,
     check_tables,
 )
+from zipage_lang.radix_cache.census import take_census
 from zipage_lang.radix_cache.radix_tree import (
     AtomicNode,
     CompactedState,
@@ -136,7 +137,10 @@ class PrefixCache:
         """A table that goes on from `match`. Raises AssertionError when that has been evicted."""
         self.num_tokens_asked += match.num_asked
         self.num_tokens_hit += match.num_tokens
-        return self._hold(match)
+        table = self._hold(match)
+        if match.num_tokens:
+            self._tree.note_hit(self._locked(table))
+        return table
 
     def _hold(self, match: Match) -> BlockTable:
         node = match.node or self._tree.root(match.namespace)
@@ -400,6 +404,14 @@ class PrefixCache:
             "num_copied_blocks": self._num_copied_blocks,
             "num_taken_over_blocks": self._num_taken_over_blocks,
         }
+
+    def roots(self) -> list[PlainNode]:
+        """Where the tree begins, for who wants to look at it: one root per namespace."""
+        return self._tree.roots()
+
+    def owners(self, running: Iterable[BlockTable], held: Iterable[BlockTable]) -> bytearray:
+        """An Owner per block id, given all open tables: those of held states apart."""
+        return take_census(self._pool, self._tree, running, held)
 
     def check_invariants(self, tables: Iterable[BlockTable] | None = None) -> None:
         """Raise AssertionError, with numbers, when a law of pool, tree or tables is broken.

@@ -33,6 +33,7 @@ class PlainNode:
     serial: int
     last_use: int
     lock_count: int = 0
+    num_hits: int = 0  # lookups that took all or part of it
     is_listed: bool = False  # in the list of evictable leaves
     children: "dict[tuple[int, ...], PlainNode]" = dataclasses.field(
         default_factory=dict, repr=False
@@ -75,6 +76,7 @@ class AtomicNode:
     serial: int
     last_use: int
     lock_count: int = 0
+    num_hits: int = 0  # lookups that went on from it
     is_listed: bool = False
 
     @property
@@ -127,6 +129,9 @@ class RadixTree:
         if namespace not in self._roots:
             self._roots[namespace] = self._make_plain(None, namespace, [], [], start=0)
         return self._roots[namespace]
+
+    def roots(self) -> list[PlainNode]:
+        return list(self._roots.values())
 
     def find_root(self, namespace: str) -> PlainNode | None:
         return self._roots.get(namespace)
@@ -249,6 +254,11 @@ class RadixTree:
             each.last_use = self._clock
             self._sync(each)
 
+    def note_hit(self, node: Node) -> None:
+        """Somebody goes on from `node`, and so from all before it."""
+        for each in upwards(node):
+            each.num_hits += 1
+
     def contains(self, node: Node, namespace: str) -> bool:
         """False once `node` was evicted."""
         *_, top = upwards(node)
@@ -342,6 +352,7 @@ class RadixTree:
             start=node.start,
         )
         upper.lock_count, upper.last_use = node.lock_count, node.last_use
+        upper.num_hits = node.num_hits
         node.parent.children[self._key(upper.tokens, 0)] = upper
         node.parent, node.start = upper, upper.end
         node.tokens, node.block_ids = node.tokens[num_tokens:], node.block_ids[num_blocks:]

@@ -6,6 +6,7 @@ Knows nothing of scores, tensors or what a policy prefers.
 from zipage_lang.runtime.plan_builder import PlanBuilder, PlannedCompaction
 from zipage_lang.runtime.request import Request, Status
 from zipage_lang.runtime.scheduler_state import SchedulerState
+from zipage_lang.runtime.snapshot import CompactionView
 from zipage_lang.runtime.step_plan import BlockCopy, Compaction
 
 UNBOUNDED = 2**62
@@ -127,6 +128,16 @@ class CompactionPlanner:
         request.dropped += num_dropped
         self._state.counts.num_compactions += 1
         self._state.counts.num_dropped_slots += num_dropped
+        self._state.recent_compactions.append(
+            CompactionView(
+                number=self._state.counts.num_compactions,
+                arrival=request.arrival,
+                sample_index=request.sample_index,
+                logical_len=request.logical_len,
+                resident_before=resident_len + num_dropped,
+                resident_after=resident_len,
+            )
+        )
 
     def _part(self, planned: PlannedCompaction) -> None:
         """What the tail held was in flux when the request ended: only the blocks come back."""

@@ -4,6 +4,7 @@ Knows nothing of requests or of how slots are scored.
 """
 
 import dataclasses
+import time
 from collections import deque
 
 import torch
@@ -33,7 +34,9 @@ class Compactor:
         """Start them. Their requests must sit out until they are told as done."""
         idents = tuple(item.ident for item in compactions)
         if self._stream is None:
+            started = time.perf_counter()
             self._compressor.run(compactions)
+            self.clock.busy_s += time.perf_counter() - started if compactions else 0.0
             self._batches.append(_Batch(idents, None))
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))

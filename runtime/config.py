@@ -9,6 +9,7 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any, Literal
 
+from zipage_lang.runtime.documented import documented
 from zipage_lang.runtime.kv_params import KVParams, KVSettings, Mode, Protect, Reuse, check_kv_field
 from zipage_lang.runtime.strict_fields import strict_fields, unknown_name_error
 
@@ -55,12 +56,20 @@ def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
 class ModelConfig:
     """Which weights run, in which number format, on which backend."""
 
-    model: str = "smollm2-135m"  # a known name, a local folder, a GGUF file or a Hugging Face id
-    dtype: DType = "float32"  # of weights and KV cache
-    max_model_len: int | None = None  # context in tokens; None: what the model's config says
-    backend: BackendName = "auto"  # auto: cuda where there is a card, else cpu
-    load_format: LoadFormat = "auto"  # dummy: random weights in the shape that `model` names
-    num_threads: int | None = None  # CPU threads of the engine process; None: torch's choice
+    model: str = documented(
+        "smollm2-135m", "a known name, a local folder, a GGUF file or a Hugging Face id"
+    )
+    dtype: DType = documented("float32", "of weights and KV cache")
+    max_model_len: int | None = documented(
+        None, "context in tokens; None: what the model's config says"
+    )
+    backend: BackendName = documented("auto", "auto: cuda where there is a card, else cpu")
+    load_format: LoadFormat = documented(
+        "auto", "dummy: random weights in the shape that `model` names"
+    )
+    num_threads: int | None = documented(
+        None, "CPU threads of the engine process; None: torch's choice"
+    )
 
     def __post_init__(self) -> None:
         _check_kinds(self)
@@ -78,12 +87,18 @@ class ModelConfig:
 class CacheConfig:
     """The pool of KV blocks and where requests go when it is full."""
 
-    block_size: int = 16  # slots per block; also the radix tree's granularity
-    kv_cache_memory: float | None = None  # GiB for the pool; None: 1 on a CPU, measured on a card
-    num_blocks: int | None = None  # usable blocks, overrides kv_cache_memory
-    gpu_memory_share: float = 0.92  # of the card's memory that may be in use, by whoever, measured
-    swap_space: float = 0.5  # GiB of host memory for requests that lost their place
-    prefix_caching: bool = True  # keep prefixes in the radix tree after their request ends
+    block_size: int = documented(16, "slots per block; also the radix tree's granularity")
+    kv_cache_memory: float | None = documented(
+        None, "GiB for the pool; None: 1 on a CPU, measured on a card"
+    )
+    num_blocks: int | None = documented(None, "usable blocks, overrides kv_cache_memory")
+    gpu_memory_share: float = documented(
+        0.92, "of the card's memory that may be in use, by whoever, measured"
+    )
+    swap_space: float = documented(0.5, "GiB of host memory for requests that lost their place")
+    prefix_caching: bool = documented(
+        True, "keep prefixes in the radix tree after their request ends"
+    )
 
     def __post_init__(self) -> None:
         _check_kinds(self)
@@ -102,16 +117,26 @@ class CacheConfig:
 class SchedulerConfig:
     """How much runs in a step and who goes first."""
 
-    max_running: int = 64  # requests that may hold a row at once
-    max_step_tokens: int = 512  # token budget of a step: decodes first, then prefill chunks
-    max_chunk_len: int | None = None  # prefill tokens of one request per step; None: the budget
-    order: Order = "fcfs"  # lpm: longest cached prefix first
-    turn_len: int = 1024  # tokens drawn per turn; the displaced of an earlier turn go first
-    growth_reserve: int = 256  # tokens a running request may grow before new ones get the memory
-    max_skips: int = 64  # lpm: a request passed over this often goes first
-    overlap: bool | None = None  # plan a step while the last one runs; None: where there is a card
-    cuda_graphs: bool = True  # decode steps as CUDA graphs, on backends that have them
-    max_waiting: int = 100_000  # requests queued before new ones are refused
+    max_running: int = documented(64, "requests that may hold a row at once")
+    max_step_tokens: int = documented(
+        512, "token budget of a step: decodes first, then prefill chunks"
+    )
+    max_chunk_len: int | None = documented(
+        None, "prefill tokens of one request per step; None: the budget"
+    )
+    order: Order = documented("fcfs", "lpm: longest cached prefix first")
+    turn_len: int = documented(
+        1024, "tokens drawn per turn; the displaced of an earlier turn go first"
+    )
+    growth_reserve: int = documented(
+        256, "tokens a running request may grow before new ones get the memory"
+    )
+    max_skips: int = documented(64, "lpm: a request passed over this often goes first")
+    overlap: bool | None = documented(
+        None, "plan a step while the last one runs; None: where there is a card"
+    )
+    cuda_graphs: bool = documented(True, "decode steps as CUDA graphs, on backends that have them")
+    max_waiting: int = documented(100_000, "requests queued before new ones are refused")
 
     def __post_init__(self) -> None:
         _check_kinds(self)
@@ -127,13 +152,17 @@ class SchedulerConfig:
 class CompressionConfig:
     """Defaults for how a request's KV cache is bounded; a request may ask for its own."""
 
-    kv_mode: Mode = "off"  # fixed: compact when due; adaptive: only under pressure
-    kv_budget: int = 2048  # K: tail tokens kept per (layer, KV head)
-    evict_interval: int = 256  # E: tail tokens that may pile up on top of K
-    policy: str = "zipage"  # a name, or name:parameter=value:.. (docs/policies.md)
-    protect: Protect = "prompt"
-    kv_reuse: Reuse = "compacted"
-    num_query_slots: int | None = None  # query rings for scoring; None: one per 4 rows, 16 at least
+    kv_mode: Mode = documented("off", "fixed: compact when due; adaptive: only under pressure")
+    kv_budget: int = documented(2048, "K: tail tokens kept per (layer, KV head)")
+    evict_interval: int = documented(256, "E: tail tokens that may pile up on top of K")
+    policy: str = documented("zipage", "a name, or name:parameter=value:.. (docs/policies.md)")
+    protect: Protect = documented("prompt", "none: the prompt competes too, as in the paper")
+    kv_reuse: Reuse = documented(
+        "compacted", "exact: never continue from a compacted node of the tree"
+    )
+    num_query_slots: int | None = documented(
+        None, "query rings for scoring; None: one per 4 rows, 16 at least"
+    )
 
     def __post_init__(self) -> None:
         _check_kinds(self)

@@ -19,6 +19,7 @@ from zipage_lang.runtime.messages import (
     Abort,
     AddRequest,
     Fork,
+    GetSnapshot,
     Ready,
     Release,
     Stop,
@@ -28,10 +29,12 @@ from zipage_lang.runtime.model_runner import Launched
 from zipage_lang.runtime.policies.registry import PolicyQueries
 from zipage_lang.runtime.request import RequestRefused
 from zipage_lang.runtime.scheduler import Scheduler
+from zipage_lang.runtime.snapshot import Snapshot
 from zipage_lang.runtime.step_plan import StepPlan
 from zipage_lang.runtime.vocabulary import load_vocabulary
 
 log = logging.getLogger("zipage.engine")
+start_log = logging.getLogger("zipage.start")
 
 COMPILE_POLL_S = 0.01  # how long an engine with nothing else to do waits for a grammar at a time
 
@@ -53,16 +56,18 @@ class Engine:
         """Load the model and allocate the pool. Raises ValueError or RuntimeError with the fix."""
         if config.model.num_threads is not None:
             torch.set_num_threads(config.model.num_threads)
+        start_log.info("loading the model")
         laps = Laps()
         parts = gather_parts(config, laps)
         limits = parts.limits
         self.config, self.limits, self.arch = config, limits, parts.loaded.arch
+        start_log.info("making the KV pool")
         self.scheduler = Scheduler(
             config.scheduler,
             config.cache,
             config.compression,
             limits,
-            PolicyQueries(parts.policies, limits.window, parts.query_stats.prepare),
+            PolicyQueries(parts.policies, limits.window, parts.calibrations.prepare),
         )
         constraints = Constraints(
             lambda: load_vocabulary(parts.path, limits.vocab_size), limits.eos_token_ids
@@ -72,7 +77,9 @@ class Engine:
         laps.end("pool")
         self.runner.capture_graphs(
             config.compression.kv_mode != "off",
-            lambda done, total: log.info("captured %d of %d decode graphs", done, total),
+            lambda done, total: start_log.info(
+                "capturing decode graphs", extra={"count": (done, total)}
+            ),
         )
         laps.end("graphs")
         self.runner.take_host_memory()
@@ -150,9 +157,19 @@ class Engine:
             "backend": self.ready.backend,
             "model": self.ready.model,
             **self.scheduler.stats(),
+            **self.scheduler.queue_times(),
             **dataclasses.asdict(self.times),
             **self.runner.device_times(),
         }
+
+    def snapshot(self, message: GetSnapshot) -> Snapshot:
+        """What people look at: the stats and a bounded picture. Made only when asked for."""
+        return self.scheduler.snapshot(
+            self.stats(),
+            max_cells=message.max_cells,
+            max_nodes=message.max_nodes,
+            max_requests=message.max_requests,
+        )
 
     def _launch_next(self) -> bool:
         """Plan and launch a step. False when there is nothing to do but wait for results."""
@@ -188,4 +205,5 @@ def _ready(parts: EngineParts) -> Ready:
         eos_token_ids=list(limits.eos_token_ids),
         num_blocks=limits.num_blocks,
         block_size=parts.config.cache.block_size,
+        kv_mode=parts.config.compression.kv_mode,
     )

@@ -14,10 +14,12 @@ from collections.abc import Iterator
 import msgspec
 import zmq
 
+from zipage_lang.kernels.setup_error import SetupError
 from zipage_lang.runtime import messages
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.engine import Engine
 from zipage_lang.runtime.garbage import calm_garbage_collector
+from zipage_lang.runtime.start_progress import told_progress
 
 IDLE_POLL_MS = 200  # how often an idle engine looks whether its parent still lives
 
@@ -69,6 +71,9 @@ class EngineProcess:
                 self._is_running = False
             case messages.GetStats():
                 self._reply(message.call_id)
+            case messages.GetSnapshot():
+                picture = self._engine.snapshot(message)
+                self._send(messages.SnapshotReply(call_id=message.call_id, snapshot=picture))
             case messages.FlushCache():
                 self._engine.scheduler.flush_cache()
                 self._reply(message.call_id)
@@ -110,9 +115,10 @@ def main(arguments: list[str]) -> int:
 def _start(config: EngineConfig, outbox: zmq.Socket[bytes]) -> Engine | None:
     """The engine, announced as ready; None when it could not start, and the client knows why."""
     try:
-        engine = Engine(config)
+        with told_progress(lambda message: outbox.send(messages.encode(message))):
+            engine = Engine(config)
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        if not isinstance(error, ValueError):  # that one is the user's to mend: no traceback
+        if not isinstance(error, (ValueError, SetupError)):  # those are the user's to mend
             log.error("%s", traceback.format_exc())
         outbox.send(messages.encode(messages.Failed(error=str(error))))
         return None

@@ -64,6 +64,9 @@ class GrammarCompiler:
             return self._compiler.compile_grammar(source.text)
         if source.kind == "lark":
             return self._compiler.compile_grammar(lark_ebnf(source.text))
+        if source.kind == "structural_tag":
+            tag = json.dumps(tight_schemas(json.loads(source.text)), ensure_ascii=False)
+            return self._compiler.compile_structural_tag(tag)
         schema = json.dumps(portable_patterns(json.loads(source.text)), ensure_ascii=False)
         return self._compiler.compile_json_schema(
             schema, any_whitespace=source.any_whitespace, strict_mode=True
@@ -119,6 +122,25 @@ def portable_patterns(schema: Any) -> Any:
         with contextlib.suppress(ValueError):  # JavaScript's own: left for xgrammar to judge
             written["pattern"] = portable_regex(written["pattern"])
     return written
+
+
+def tight_schemas(tag: Any) -> Any:
+    """A copy of a structural tag whose JSON schemas allow no whitespace but `json.dumps`'s."""
+    if isinstance(tag, list):
+        return [tight_schemas(part) for part in tag]
+    if not isinstance(tag, dict):
+        return tag
+    is_schema = tag.get("type") == "json_schema" and tag.get("style", "json") == "json"
+    if is_schema and isinstance(tag.get("json_schema"), (dict, bool)):
+        return {"type": "grammar", "grammar": _schema_ebnf(tag["json_schema"])}
+    return {key: tight_schemas(part) for key, part in tag.items()}
+
+
+def _schema_ebnf(schema: Any) -> str:
+    import xgrammar
+
+    text = json.dumps(portable_patterns(schema), ensure_ascii=False)
+    return str(xgrammar.Grammar.from_json_schema(text, any_whitespace=False, strict_mode=True))
 
 
 def _reason(error: RuntimeError) -> str:

@@ -12,7 +12,7 @@ MAX_GRAMMAR_BYTES = 64 * 1024
 MAX_NESTING = 64  # brackets, or levels of a schema: compilation recurses
 MAX_PROPERTIES = 500  # of one object: memory grows with the square of the optional ones
 
-GrammarKind = Literal["regex", "json_schema", "ebnf", "lark"]
+GrammarKind = Literal["regex", "json_schema", "ebnf", "lark", "structural_tag"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,38 +62,47 @@ def canonical_schema(schema: Any) -> str:
         schema: a dict, a bool, or a JSON text of one.
     Raises ValueError for what is no JSON, and for schemas too large or too deep.
     """
-    if isinstance(schema, str):
-        check_grammar_text("json_schema", schema)
-        schema = _parse(schema)
-    if not isinstance(schema, (dict, bool)):
-        raise ValueError(f"json_schema={schema!r:.80} must be an object, or a JSON text of one")
-    _check_shape(schema)
+    return _canonical("json_schema", schema, (dict, bool))
+
+
+def canonical_tag(tag: Any) -> str:
+    """A structural tag as compact JSON. Args and errors as `canonical_schema`, without bools."""
+    return _canonical("structural_tag", tag, (dict,))
+
+
+def _canonical(name: str, value: Any, kinds: tuple[type, ...]) -> str:
+    if isinstance(value, str):
+        check_grammar_text(name, value)
+        value = _parse(name, value)
+    if not isinstance(value, kinds):
+        raise ValueError(f"{name}={value!r:.80} must be an object, or a JSON text of one")
+    _check_shape(name, value)
     try:
-        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"json_schema can't be written as JSON: {error}") from error
-    return check_grammar_text("json_schema", text)
+        raise ValueError(f"{name} can't be written as JSON: {error}") from error
+    return check_grammar_text(name, text)
 
 
-def _parse(text: str) -> Any:
+def _parse(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ValueError(f"json_schema is no JSON: {error}") from error
+        raise ValueError(f"{name} is no JSON: {error}") from error
     except RecursionError as error:
-        raise ValueError(f"json_schema nests more than {MAX_NESTING} levels; flatten it") from error
+        raise ValueError(f"{name} nests more than {MAX_NESTING} levels; flatten it") from error
 
 
-def _check_shape(schema: Any) -> None:
-    """Level by level, so that a deep schema can't exhaust the stack here."""
-    level, depth = [schema], 0
+def _check_shape(name: str, value: Any) -> None:
+    """Level by level, so that a deep value can't exhaust the stack here."""
+    level, depth = [value], 0
     while level:
         if depth > MAX_NESTING:
-            raise ValueError(f"json_schema nests more than {MAX_NESTING} levels; flatten it")
+            raise ValueError(f"{name} nests more than {MAX_NESTING} levels; flatten it")
         for part in level:
             if isinstance(part, dict) and len(part) > MAX_PROPERTIES:
                 raise ValueError(
-                    f"json_schema has an object of {len(part)} entries; at most "
+                    f"{name} has an object of {len(part)} entries; at most "
                     f"{MAX_PROPERTIES} can be compiled: split it"
                 )
         level = [child for part in level for child in _children(part)]

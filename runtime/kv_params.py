@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 from typing import Any, Literal
 
+from zipage_lang.runtime.documented import documented
 from zipage_lang.runtime.strict_fields import strict_fields
 
 Mode = Literal["off", "fixed", "adaptive"]
@@ -47,13 +48,19 @@ class KVParams:
     256
     """
 
-    mode: Mode | None = None
-    budget: int | None = None  # K: tail tokens kept per (layer, KV head)
-    interval: int | None = None  # E: tail tokens that may pile up on top of K
-    policy: str | None = None  # a name, or name:parameter=value:.. (docs/policies.md)
-    protect: Protect | None = None  # "none": the prompt competes too, as in the paper
-    protected_len: int | None = None  # leading tokens never compacted; None: the whole prompt
-    reuse: Reuse | None = None  # "exact": never continue from a compacted node of the tree
+    mode: Mode | None = documented(
+        None, "off, fixed: compact when due, adaptive: only under pressure"
+    )
+    budget: int | None = documented(None, "K: tail tokens kept per (layer, KV head)")
+    interval: int | None = documented(None, "E: tail tokens that may pile up on top of K")
+    policy: str | None = documented(None, "a name, or name:parameter=value:.. (docs/policies.md)")
+    protect: Protect | None = documented(None, "none: the prompt competes too, as in the paper")
+    protected_len: int | None = documented(
+        None, "leading tokens never compacted; None: the whole prompt"
+    )
+    reuse: Reuse | None = documented(
+        None, "exact: never continue from a compacted node of the tree"
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

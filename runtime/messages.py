@@ -10,6 +10,7 @@ import msgspec
 
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.sampling_params import SamplingParams
+from zipage_lang.runtime.snapshot import Snapshot
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 
@@ -68,6 +69,15 @@ class Release(msgspec.Struct, tag="release", frozen=True, kw_only=True):
 
 class GetStats(msgspec.Struct, tag="get_stats", frozen=True, kw_only=True):
     call_id: str
+
+
+class GetSnapshot(msgspec.Struct, tag="get_snapshot", frozen=True, kw_only=True):
+    """Take a picture of pool, tree and requests; of each at most so much. 0 leaves it out."""
+
+    call_id: str
+    max_cells: int = 4096
+    max_nodes: int = 96
+    max_requests: int = 48
 
 
 class FlushCache(msgspec.Struct, tag="flush_cache", frozen=True, kw_only=True):
@@ -144,6 +154,19 @@ class StatsReply(msgspec.Struct, tag="stats", frozen=True, kw_only=True):
     stats: dict[str, int | float | str]
 
 
+class Starting(msgspec.Struct, tag="starting", frozen=True, kw_only=True):
+    """What an engine is at that does not take requests yet; `total` 0: it can't be counted."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class SnapshotReply(msgspec.Struct, tag="snapshot", frozen=True, kw_only=True):
+    call_id: str
+    snapshot: Snapshot
+
+
 class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
     """The engine has loaded and takes requests."""
 
@@ -156,6 +179,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
     eos_token_ids: list[int]
     num_blocks: int
     block_size: int
+    kv_mode: str = "off"  # of requests that ask for none
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True, kw_only=True):
@@ -164,8 +188,10 @@ class Failed(msgspec.Struct, tag="failed", frozen=True, kw_only=True):
     error: str
 
 
-ToEngine = AddRequest | Fork | Stop | Abort | Release | GetStats | FlushCache | Shutdown
-ToClient = Outputs | StatsReply | Ready | Failed
+ToEngine = (
+    AddRequest | Fork | Stop | Abort | Release | GetStats | GetSnapshot | FlushCache | Shutdown
+)
+ToClient = Outputs | StatsReply | SnapshotReply | Starting | Ready | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _engine_decoder = msgspec.msgpack.Decoder(ToEngine)

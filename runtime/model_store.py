@@ -149,6 +149,13 @@ def list_models() -> list[StoredModel]:
     return pulled + bundled
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether `resolve_model` would take the name to Hugging Face's cache or network."""
+    is_ours = _known(name) is not None or _bundled(name) is not None
+    is_path = Path(name).expanduser().exists() or _looks_like_path(name)
+    return not is_ours and not is_path and _HUB_ID.fullmatch(name) is not None
+
+
 def zipage_home() -> Path:
     """The cache folder: $ZIPAGE_HOME, else ~/.cache/zipage."""
     return Path(os.environ.get("ZIPAGE_HOME") or "~/.cache/zipage").expanduser()
@@ -213,8 +220,9 @@ def _looks_like_path(name: str) -> bool:
 
 def _nearest(name: str) -> str:
     names = [model.name for model in (*KNOWN_MODELS, *BUNDLED_MODELS)]
-    near = difflib.get_close_matches(name, names, n=1)
-    return f", did you mean {near[0]!r}?" if near else ""
+    by_stem = {known.split("-")[0]: known for known in names}  # "smolm" is meant for smollm2-135m
+    near = difflib.get_close_matches(name, [*names, *by_stem], n=1)
+    return f", did you mean {by_stem.get(near[0], near[0])!r}?" if near else ""
 
 
 def _from_hub(name: str) -> Path:

@@ -5,6 +5,7 @@ Knows nothing of steps, queues or tensors; block tables are held, never changed,
 
 import dataclasses
 import enum
+import time
 
 from zipage_lang.radix_cache.block_table import BlockTable, SwappedTable
 from zipage_lang.runtime.kv_params import KVSettings
@@ -61,6 +62,7 @@ class Request:
         default_factory=list
     )  # samples awaiting the prefill
     turn: int = 0  # grows with what it draws; changes only while it is in no queue
+    queued_since: float | None = dataclasses.field(default_factory=time.monotonic)  # None: it ran
     skips: int = 0  # times a later request was admitted before it (lpm)
     num_pending: int = 0  # tokens being drawn by steps whose result has not come back
     is_prefilled: bool = False  # its whole prompt is computed and may be shared through the tree

@@ -7,9 +7,11 @@ import dataclasses
 import math
 from typing import Any
 
+from zipage_lang.runtime.documented import documented
 from zipage_lang.runtime.grammar_source import (
     GrammarSource,
     canonical_schema,
+    canonical_tag,
     check_grammar_text,
     check_nesting,
 )
@@ -33,35 +35,54 @@ class SamplingParams:
     2
     """
 
-    max_tokens: int = 128  # output tokens at most
-    min_tokens: int = (
-        0  # no end-of-sequence, stop token or stop string before this many output tokens
+    max_tokens: int = documented(128, "output tokens at most")
+    min_tokens: int = documented(
+        0, "no end-of-sequence, stop token or stop string before this many output tokens"
     )
-    temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0  # smallest set of tokens whose probability reaches this; 1 is off
-    top_k: int = 0  # only the k likeliest tokens; 0 is off
-    min_p: float = 0.0  # drop tokens under this share of the likeliest token's probability
-    repetition_penalty: float = 1.0  # > 1 divides (or multiplies) the logits of tokens already seen
-    presence_penalty: float = 0.0  # subtracted once from tokens already generated
-    frequency_penalty: float = 0.0  # subtracted per occurrence among generated tokens
-    seed: int | None = None  # None: the engine draws one
-    stop: str | list[str] = ""  # strings that end the output; they are cut from the text
-    stop_token_ids: list[int] = dataclasses.field(default_factory=list)
-    ignore_eos: bool = False
-    n: int = 1  # samples from one prefill
-    logprobs: int | None = None  # k: the drawn token's logprob and those of the k likeliest
-    prompt_logprobs: int | None = None  # the same for each prompt token
-    prompt_logprobs_start: int = (
-        0  # first prompt token they are wanted for; what is before may be cached
+    temperature: float = documented(1.0, "0 is greedy")
+    top_p: float = documented(
+        1.0, "smallest set of tokens whose probability reaches this; 1 is off"
     )
-    logit_bias: dict[int, float] | None = None  # token id -> added to its logit
-    skip_special_tokens: bool = True  # leave special tokens out of the text
-    regex: str | None = None  # the whole answer matches it (Python's syntax)
-    json_schema: str | dict[str, Any] | bool | None = None  # the answer is JSON that it accepts
-    json_any_whitespace: bool = False  # False: one line, as json.dumps writes it
-    ebnf: str | None = None  # the answer is derived from its rule `root` (GBNF)
-    lark: str | None = None  # the answer is derived from its rule `start` (Lark, without templates)
-    think: ThinkParams | None = None  # watch and bound thinking; grammars hold for the answer only
+    top_k: int = documented(0, "only the k likeliest tokens; 0 is off")
+    min_p: float = documented(
+        0.0, "drop tokens under this share of the likeliest token's probability"
+    )
+    repetition_penalty: float = documented(
+        1.0, "> 1 divides (or multiplies) the logits of tokens already seen"
+    )
+    presence_penalty: float = documented(0.0, "subtracted once from tokens already generated")
+    frequency_penalty: float = documented(0.0, "subtracted per occurrence among generated tokens")
+    seed: int | None = documented(None, "None: the engine draws one")
+    stop: str | list[str] = documented(
+        "", "strings that end the output; they are cut from the text"
+    )
+    stop_token_ids: list[int] = documented(help="tokens that end the output", factory=list)
+    ignore_eos: bool = documented(False, "go on behind the end-of-sequence token")
+    n: int = documented(1, "samples from one prefill")
+    logprobs: int | None = documented(
+        None, "k: the drawn token's logprob and those of the k likeliest"
+    )
+    prompt_logprobs: int | None = documented(None, "the same for each prompt token")
+    prompt_logprobs_start: int = documented(
+        0, "first prompt token they are wanted for; what is before may be cached"
+    )
+    logit_bias: dict[int, float] | None = documented(None, "token id -> added to its logit")
+    skip_special_tokens: bool = documented(True, "leave special tokens out of the text")
+    regex: str | None = documented(None, "the whole answer matches it (Python's syntax)")
+    json_schema: str | dict[str, Any] | bool | None = documented(
+        None, "the answer is JSON that it accepts"
+    )
+    json_any_whitespace: bool = documented(False, "False: one line, as json.dumps writes it")
+    ebnf: str | None = documented(None, "the answer is derived from its rule `root` (GBNF)")
+    lark: str | None = documented(
+        None, "the answer is derived from its rule `start` (Lark, without templates)"
+    )
+    structural_tag: str | dict[str, Any] | None = documented(
+        None, "the answer mixes text, tags and grammars as it says (xgrammar's structural tags)"
+    )
+    think: ThinkParams | None = documented(
+        None, "watch and bound thinking; grammars hold for the answer only"
+    )
 
     def __post_init__(self) -> None:
         _whole("max_tokens", self.max_tokens, 1)
@@ -105,6 +126,8 @@ class SamplingParams:
             return GrammarSource("ebnf", self.ebnf)
         if self.lark is not None:
             return GrammarSource("lark", self.lark)
+        if self.structural_tag is not None:
+            return GrammarSource("structural_tag", str(self.structural_tag))
         if self.json_schema is not None:
             return GrammarSource("json_schema", str(self.json_schema), self.json_any_whitespace)
         return None
@@ -138,7 +161,7 @@ class SamplingParams:
 
     def _check_grammar(self) -> None:
         """Also writes the schema as a text, its one form from here on."""
-        names = ("regex", "json_schema", "ebnf", "lark")
+        names = ("regex", "json_schema", "ebnf", "lark", "structural_tag")
         given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} can't be combined; give one of them")
@@ -151,6 +174,8 @@ class SamplingParams:
                 check_nesting(name, check_grammar_text(name, getattr(self, name)))
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", canonical_schema(self.json_schema))
+        if self.structural_tag is not None:
+            object.__setattr__(self, "structural_tag", canonical_tag(self.structural_tag))
         if given and self.ignore_eos:
             raise ValueError(
                 f"ignore_eos=True can't be combined with {given[0]}: an answer that is complete "

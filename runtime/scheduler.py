@@ -5,6 +5,7 @@ requests. Integers only. Knows nothing of tensors, text or sockets.
 """
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 
 from zipage_lang.radix_cache.block_table import Append
@@ -20,6 +21,8 @@ from zipage_lang.runtime.pressure import Pressure
 from zipage_lang.runtime.request import Request, RequestRefused, Status
 from zipage_lang.runtime.request_outputs import RequestOutputs, logprob_entry
 from zipage_lang.runtime.scheduler_state import SchedulerState
+from zipage_lang.runtime.snapshot import Snapshot
+from zipage_lang.runtime.snapshot_taker import take_grid, take_nodes, take_requests
 from zipage_lang.runtime.steady_decodes import SteadyDecodes
 from zipage_lang.runtime.step_plan import (
     Chunk,
@@ -193,6 +196,36 @@ class Scheduler:
             **dataclasses.asdict(state.counts),
             **state.cache.stats(),
         }
+
+    def queue_times(self) -> dict[str, int | float]:
+        """How long requests waited for their first place; of this run only, unlike `stats`."""
+        return self._state.queue_times.stats()
+
+    def snapshot(
+        self,
+        stats: dict[str, int | float | str],
+        *,
+        max_cells: int,
+        max_nodes: int,
+        max_requests: int,
+    ) -> Snapshot:
+        """A picture of everything as it is between two steps, with `stats` for the rest."""
+        started = time.perf_counter()
+        cache = self._state.cache.stats()
+        requests = take_requests(self._state, max_requests)
+        return Snapshot(
+            step=self._state.counts.num_steps,
+            stats=stats,
+            grid=take_grid(self._state, max_cells),
+            nodes=take_nodes(self._state, max_nodes),
+            num_nodes=cache["num_plain_nodes"] + cache["num_atomic_nodes"],
+            requests=requests.views,
+            num_requests=requests.num_requests,
+            logical_len=requests.logical_len,
+            resident_len=requests.resident_len,
+            compactions=list(self._state.recent_compactions) if max_requests else [],
+            taken_s=time.perf_counter() - started,
+        )
 
     # Deciding
 

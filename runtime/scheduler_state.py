@@ -4,6 +4,8 @@ Holds and moves, decides nothing. Knows nothing of steps.
 """
 
 import dataclasses
+import time
+from collections import deque
 from collections.abc import Iterator
 
 from sortedcontainers import SortedKeyList
@@ -15,7 +17,9 @@ from zipage_lang.runtime.host_blocks import HostBlocks
 from zipage_lang.runtime.limits import Limits
 from zipage_lang.runtime.plan_builder import PlannedCompaction
 from zipage_lang.runtime.query_slots import QuerySlots
+from zipage_lang.runtime.queue_times import QueueTimes
 from zipage_lang.runtime.request import Request, Status
+from zipage_lang.runtime.snapshot import MAX_COMPACTIONS, CompactionView
 from zipage_lang.runtime.waiting_queue import WaitingQueue
 
 
@@ -60,6 +64,8 @@ class SchedulerState:
         self.slots = QuerySlots(limits.num_query_slots, limits.window)
         self.host = HostBlocks(limits.num_host_blocks)
         self.counts = Counts()
+        self.queue_times = QueueTimes()
+        self.recent_compactions: deque[CompactionView] = deque(maxlen=MAX_COMPACTIONS)
         self._free_rows = list(range(config.max_running - 1, -1, -1))
 
     @property
@@ -78,6 +84,9 @@ class SchedulerState:
         request.row = self._free_rows.pop()
         request.status = Status.RUNNING
         request.skips = 0
+        if request.queued_since is not None:
+            self.queue_times.note(time.monotonic() - request.queued_since)
+            request.queued_since = None
         self.running.add(request)
 
     def stop_running(self, request: Request) -> None:

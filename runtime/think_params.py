@@ -6,6 +6,7 @@ Knows nothing of tokens' bytes, of grammars, or of how thinking is watched.
 import dataclasses
 from typing import Any
 
+from zipage_lang.runtime.documented import documented
 from zipage_lang.runtime.strict_fields import strict_fields
 
 MAX_TAG_LEN = 256  # characters
@@ -27,15 +28,23 @@ class ThinkParams:
     '\\n</think>\\n\\n'
     """
 
-    max_tokens: int | None = None  # tokens between the tags at most; then `closing` is forced
-    min_tokens: int = 0  # before this many, thinking can't end, and no end-of-sequence is drawn
-    start_text: str = "<think>"
-    end_text: str = "</think>"
-    start_token_ids: tuple[int, ...] = ()  # instead of start_text
-    end_token_ids: tuple[int, ...] = ()  # instead of end_text
-    closing_text: str | None = None  # forced at the cap; None: the end tag on a line of its own
-    starts_inside: bool = False  # the prompt ends with the start tag already
-    tool_starts: tuple[str, ...] = ("<tool_call>",)  # end thinking too; they belong to the answer
+    max_tokens: int | None = documented(
+        None, "tokens between the tags at most; then `closing` is forced"
+    )
+    min_tokens: int = documented(
+        0, "before this many, thinking can't end, and no end-of-sequence is drawn"
+    )
+    start_text: str = documented("<think>", "the tag that opens thinking")
+    end_text: str = documented("</think>", "the tag that ends it")
+    start_token_ids: tuple[int, ...] = documented((), "instead of start_text")
+    end_token_ids: tuple[int, ...] = documented((), "instead of end_text")
+    closing_text: str | None = documented(
+        None, "forced at the cap; None: the end tag on a line of its own"
+    )
+    starts_inside: bool = documented(False, "the prompt ends with the start tag already")
+    tool_starts: tuple[str, ...] = documented(
+        ("<tool_call>",), "end thinking too; they belong to the answer"
+    )
 
     def __post_init__(self) -> None:
         for name in ("start_token_ids", "end_token_ids", "tool_starts"):

@@ -11,6 +11,8 @@ TORCH_FREE = [
     "zipage_lang.cli",
     "zipage_lang.evaluation.families",
     "zipage_lang.frontend.llm",
+    "zipage_lang.server.app",
+    "zipage_lang.server.run",
     "zipage_lang.runtime.scheduler",
     "zipage_lang.runtime.messages",
     "zipage_lang.runtime.model_shapes",

@@ -31,6 +31,13 @@ def test_architecture_names_every_file_of_the_deciding_and_caching_rooms():
                 assert path.stem in text, f"{room}/{path.name} is not in ARCHITECTURE.md"
 
 
+def test_architecture_names_every_file_of_the_server():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    paths = [path.relative_to(ROOT) for path in (ROOT / "server").rglob("*.py")]
+    missing = [path for path in paths if path.name != "__init__.py" and str(path) not in text]
+    assert not missing
+
+
 def test_no_document_still_has_a_placeholder():
     for document in ("README.md", "ARCHITECTURE.md"):
         assert "@@" not in (ROOT / document).read_text()

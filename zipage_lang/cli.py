@@ -1,104 +1,150 @@
-"""The `zipage` command: models, a quick generation, an evaluation, a trace's page, the version.
+"""The `zipage` command: which commands there are, each loaded when it is called for.
 
-Mistakes of the caller become one line on stderr, not a traceback.
-Knows nothing of how models are stored or how an engine runs.
+What a user can mend is told in one line on stderr, never as a traceback.
+Knows nothing of what the commands do.
 """
 
-import importlib.metadata
-from pathlib import Path
-from typing import Annotated
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
 
-from zipage_lang.evaluation.command import evaluate
-from zipage_lang.frontend.llm import Engine
-from zipage_lang.one_line_errors import one_line_errors
-from zipage_lang.runtime.model_store import list_models, pull_model
-from zipage_lang.runtime.sampling_params import SamplingParams
-from zipage_lang.trace_page import make_page
+EXIT_USER_ERROR = 2
+RUN, LOOK, MODELS = "Run a model", "Measure and look", "Models and this machine"
 
-DEFAULT_MODEL = "smollm2-135m"
+
+class Entry(NamedTuple):
+    """A command that is not loaded yet."""
+
+    module: str  # of zipage_lang; has the command as `app`
+    about: str
+    panel: str
+
+
+ENTRIES = {
+    "serve": Entry("commands.serve", "Serve a model over HTTP, to OpenAI's clients too.", RUN),
+    "chat": Entry("commands.chat", "Talk to a model in the terminal.", RUN),
+    "run": Entry("commands.run", "Run a program file of the language.", RUN),
+    "generate": Entry("commands.generate", "Generate from one prompt.", RUN),
+    "bench": Entry("commands.bench", "Measure throughput on this machine.", LOOK),
+    "eval": Entry(
+        "commands.evaluate", "Measure a model's answers under full and compressed KV.", LOOK
+    ),
+    "trace": Entry("commands.trace", "Make an HTML page of a trace file.", LOOK),
+    "calibrate": Entry("commands.calibrate", "Make a model's forecast of attention.", MODELS),
+    "models": Entry("commands.models", "Get models and see which are here.", MODELS),
+    "doctor": Entry("commands.doctor", "Check what this machine has and lacks.", MODELS),
+    "version": Entry("commands.version", "Print the installed version.", MODELS),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Shows its commands without loading any; loads the one that is called or completed."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {
+            name: TyperCommand(name, help=entry.about, rich_help_panel=entry.panel)
+            for name, entry in ENTRIES.items()
+        }
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name in ENTRIES else command, rest
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any
+    ) -> Any:
+        """As typer's, but a mistake is one line."""
+        if not standalone_mode:
+            return super().main(args, standalone_mode=False, **extra)
+        try:
+            # A command's own exit code comes back from typer as its result.
+            code = super().main(args, standalone_mode=False, **extra)
+        except TyperException as mistake:
+            if mistake.format_message():  # none where no words were given: that was the help
+                typer.echo(f"zipage: {describe(mistake)}", err=True)
+            sys.exit(mistake.exit_code)
+        except typer.Abort:
+            sys.exit(1)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def load(name: str) -> Any:
+    """A command with all its flags."""
+    entry = ENTRIES[name]
+    command = typer.main.get_command(importlib.import_module(f"zipage_lang.{entry.module}").app)
+    command.name = name
+    for part in (command, *getattr(command, "commands", {}).values()):
+        part.help = _joined(part.help or "")
+    return command
+
+
+def _joined(text: str) -> str:
+    """Paragraphs without the line ends of a docstring."""
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def describe(mistake: TyperException) -> str:
+    """What was wrong, the nearest right word, and where the help is."""
+    message = " ".join(mistake.format_message().split()).replace("Value error, ", "")
+    # The three ways in which typer names what it took for meant.
+    found = re.search(r"[.;]? ?\(?(?:Did you mean|Possible options:) ([^?)]+)[?)]*$", message)
+    if found is not None:
+        typed = message[: found.start()]
+        message = f"{typed}; did you mean {_nearest(typed.split()[-1], found[1])}?"
+    context = getattr(mistake, "ctx", None)
+    path = "zipage" if context is None else context.command_path
+    return f"{message[:1].lower()}{message[1:].rstrip('.')} (see `{path} --help`)"
+
+
+def _nearest(typed: str, offered: str) -> str:
+    """Of the words that typer offers the one that is most like what was typed."""
+    return max(offered.split(", "), key=lambda word: SequenceMatcher(None, typed, word).ratio())
+
 
 app = typer.Typer(
     name="zipage",
+    cls=LazyGroup,
     help="A language for multi-call reasoning programs on an engine whose memory is bounded.",
+    epilog="First steps: zipage doctor, zipage models pull smollm2-135m, zipage chat",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-models_app = typer.Typer(help="Get models and see which are here.", no_args_is_help=True)
-app.add_typer(models_app, name="models")
-app.command("eval")(evaluate)
 
 
-@models_app.command("pull")
-def pull(name: Annotated[str, typer.Argument(help="a known name or a Hugging Face id")]) -> None:
-    """Fetch a model, check it, and print where it lies."""
-    with one_line_errors():
-        path = pull_model(name, lambda line: typer.echo(line, err=True))
-        typer.echo(path)
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        from zipage_lang.commands.version import installed_version
+
+        typer.echo(installed_version())
+        raise typer.Exit
 
 
-@models_app.command("list")
-def list_known() -> None:
-    """The known models and where each one lies."""
-    with one_line_errors():
-        for model in list_models():
-            place = model.path or f"not here; run: zipage models pull {model.name}"
-            typer.echo(f"{model.name}  {model.about}\n    {place}")
-
-
-@app.command()
-def generate(
-    prompt: Annotated[str, typer.Argument(help="what to ask or continue")],
-    model: Annotated[str, typer.Option(help="known name, folder, GGUF file or hub id")] = (
-        DEFAULT_MODEL
-    ),
-    max_tokens: Annotated[int, typer.Option(help="output tokens at most")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.7,
-    seed: Annotated[int | None, typer.Option(help="makes a sampled output repeatable")] = None,
-    raw: Annotated[bool, typer.Option(help="continue the text, without a chat template")] = False,
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and end."
+        ),
+    ] = False,
 ) -> None:
-    """Generate from one prompt and print the text as it comes."""
-    with one_line_errors():
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-        with Engine(model) as engine:
-            asked = prompt if raw else _as_chat(engine, prompt)
-            for output in engine.stream(asked, sampling):
-                typer.echo(output.text_delta, nl=output.is_final)
-
-
-@app.command()
-def trace(
-    file: Annotated[Path, typer.Argument(help="what run(trace=...) or ZIPAGE_TRACE wrote")],
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="the page; else FILE with .html")
-    ] = None,
-    last: Annotated[int | None, typer.Option(help="only so many of the last runs", min=1)] = None,
-) -> None:
-    """Make one self-contained HTML page of a trace file and print where it lies."""
-    with one_line_errors():
-        page, notes = make_page(file, out or file.with_suffix(".html"), last)
-        for note in notes:
-            typer.echo(f"zipage: {file}: {note}", err=True)
-        typer.echo(page)
-
-
-@app.command()
-def version() -> None:
-    """Print the installed version."""
-    typer.echo(importlib.metadata.version("zipage-lang"))
+    """A language for multi-call reasoning programs on an engine whose memory is bounded."""
 
 
 def main() -> None:
     """Entry point of the `zipage` command."""
-    app()
+    app(prog_name="zipage")
 
 
-def _as_chat(engine: Engine, prompt: str) -> str | list[int]:
-    """The prompt as one user message, where the model has a chat template."""
-    tokenizer = engine.async_llm.tokenizer
-    if not tokenizer.has_chat_template:
-        return prompt
-    rendered = tokenizer.render_chat([{"role": "user", "content": prompt}])
-    return tokenizer.encode(rendered, add_special_tokens=False)
+if __name__ == "__main__":
+    main()

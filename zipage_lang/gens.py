@@ -16,7 +16,7 @@ from zipage_lang.selects import check_greedy, select
 from zipage_lang.thoughts import ThoughtMarks, marks_of
 from zipage_lang.types import ValueType, quoted_type, value_type
 
-GRAMMARS = ("regex", "json_schema", "ebnf", "lark")
+GRAMMARS = ("regex", "json_schema", "ebnf", "lark", "structural_tag")
 
 
 def gen(

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from zipage_lang.kernels.build_progress import shown_build
+from zipage_lang.kernels.setup_error import SetupError
 
 FOLDER = Path(__file__).resolve().parent
 NVCC_FLAGS = (
@@ -25,7 +26,7 @@ NVCC_FLAGS = (
 BUILD_TIMEOUT_S = 900
 
 
-class KernelsUnavailableError(RuntimeError):
+class KernelsUnavailableError(SetupError):
     """There is no library for this source and none can be built here; the message says why."""
 
 

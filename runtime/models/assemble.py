@@ -3,6 +3,8 @@
 Knows nothing of file formats.
 """
 
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from zipage_lang.runtime.models.layers import (
 )
 from zipage_lang.runtime.models.rope import RotaryTable
 from zipage_lang.runtime.models.weights import WeightSource
+
+_START = logging.getLogger("zipage.start")
 
 
 def assemble_decoder(
@@ -40,11 +44,17 @@ def assemble_decoder(
         arch,
         backend,
         embedding=embedding,
-        layers=tuple(_layer(arch, weights, index) for index in range(arch.num_layers)),
+        layers=tuple(_layers(arch, weights)),
         final_norm=weights.take("model.norm.weight", (arch.hidden_size,)),
         head=backend.prepare_linear(head, None),
         rotary=RotaryTable(arch, max_model_len, dtype, backend.device),
     )
+
+
+def _layers(arch: ArchConfig, weights: "_Weights") -> Iterator[DecoderLayer]:
+    for index in range(arch.num_layers):
+        _START.info("loading weights", extra={"count": (index, arch.num_layers)})
+        yield _layer(arch, weights, index)
 
 
 class _Weights:

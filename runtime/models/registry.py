@@ -46,13 +46,23 @@ def load_model(
 
     Raises ValueError that names the file for anything missing, broken or not supported.
     """
-    arch, source = _open_gguf(path) if path.suffix == ".gguf" else _open_folder(path)
+    arch, source = open_model(path)
     context = _context(arch, max_model_len, path)
     try:
         model = assemble_decoder(arch, source, dtype, backend, context)
     except ValueError as error:
         raise _named(path, error) from error
     return LoadedModel(arch, model, context)
+
+
+def open_model(path: Path) -> tuple[ArchConfig, WeightSource]:
+    """The shape of a model and its tensors, none of which is read yet. Raises as `load_model`."""
+    return _open_gguf(path) if path.suffix == ".gguf" else _open_folder(path)
+
+
+def open_shape(name: str) -> ArchConfig:
+    """The published shape of that name. Raises ValueError."""
+    return _read_arch(published_shape(name), Path(name))
 
 
 def load_dummy_model(

@@ -27,6 +27,7 @@ from zipage_lang.runtime.messages import (
     Ready,
     Release,
     Shutdown,
+    Starting,
     StatsReply,
     Stop,
     TokenOutput,
@@ -98,6 +99,7 @@ class ScriptedEngine:
         context = zmq.Context()
         self.inbox = context.socket(zmq.PULL)
         self.outbox = context.socket(zmq.PUSH)
+        self.outbox.setsockopt(zmq.LINGER, 1000)  # nobody may be left to read the rest
         self.inbox.connect(f"ipc://{socket_dir}/to_engine")
         self.outbox.connect(f"ipc://{socket_dir}/to_client")
         self.parent = os.getppid()
@@ -157,7 +159,7 @@ class ScriptedEngine:
         samples = [Sample(request, index) for index in range(request.sampling.n)]
         opcode = request.token_ids[0]
         if opcode == REFUSE:
-            return self.send(Outputs(items=[s.output([], error="refused: pool") for s in samples]))
+            return self.refuse(samples)
         if opcode == STALL:
             return None
         if opcode in (EXIT, KILL):
@@ -176,6 +178,18 @@ class ScriptedEngine:
             self.is_over = True
         self.is_stubborn |= opcode == STUBBORN
         self.running.update({(request.request_id, s.sample_index): s for s in samples})
+
+    def refuse(self, samples: list[Sample]) -> None:
+        """As the engine does: what was not taken in has used nothing."""
+        items = [
+            TokenOutput(
+                request_id=sample.request.request_id,
+                sample_index=sample.sample_index,
+                error="refused: pool",
+            )
+            for sample in samples
+        ]
+        self.send(Outputs(items=items))
 
     def end_badly(self, opcode: int) -> None:
         time.sleep(0.1)  # let the first output through
@@ -214,6 +228,7 @@ def main() -> None:
         num_blocks=64,
         block_size=16,
     )
+    engine.send(Starting(stage="loading weights", done=1, total=2))
     engine.send(ready)
     engine.run()
 

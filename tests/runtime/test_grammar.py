@@ -45,6 +45,12 @@ def matches(compiler, source, text):
         ("json_schema", '{"enum":[]}', "bad json_schema: enum array must not be empty"),
         ("json_schema", '{"minimum":5,"maximum":3,"type":"integer"}', "bad json_schema: .*range"),
         ("json_schema", '{"type":"string","pattern":"("}', "bad json_schema: .*not closed"),
+        ("structural_tag", '{"type":"structural_tag"}', "bad structural_tag: .*format field"),
+        (
+            "structural_tag",
+            '{"format":{"type":"json_schema","json_schema":{"type":"objec"}}}',
+            'bad structural_tag: Unsupported type "objec"',
+        ),
     ],
 )
 def test_a_bad_grammar_is_told_with_its_fault_and_place(compiler, kind, text, told):
@@ -71,6 +77,8 @@ def test_a_bad_grammar_is_told_with_its_fault_and_place(compiler, kind, text, to
         ({"lark": "start: A", "json_schema": {}}, "json_schema and lark can't be combined"),
         ({"regex": "a", "ignore_eos": True}, "ignore_eos=True can't be combined with regex"),
         ({"json_any_whitespace": 1}, "must be True or False"),
+        ({"structural_tag": True}, "structural_tag=True must be an object"),
+        ({"structural_tag": "{"}, "structural_tag is no JSON"),
     ],
 )
 def test_a_grammar_that_could_not_be_compiled_in_time_is_refused_at_once(fields, told):
@@ -92,6 +100,17 @@ def test_a_schema_has_one_form_and_keeps_the_order_of_its_properties():
     compact = '{"properties":{"b":{},"a":{}},"type":"object"}'
     assert SamplingParams(json_schema=schema).json_schema == compact
     assert SamplingParams(json_schema=json.dumps(schema, indent=3)).json_schema == compact
+
+
+def test_a_structural_tag_mixes_text_and_schemas_without_stray_whitespace(compiler):
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    content = {"type": "json_schema", "json_schema": schema}
+    tag = {"type": "tag", "begin": "<f>", "content": content, "end": "</f>"}
+    form = {"type": "triggered_tags", "triggers": ["<f>"], "tags": [tag]}
+    source = SamplingParams(structural_tag={"type": "structural_tag", "format": form}).grammar
+    assert matches(compiler, source, 'so <f>{"x": 12}</f> it is <f>{"x": -3}</f>')
+    assert not matches(compiler, source, 'so <f>{"x":  12}</f>')
+    assert not matches(compiler, source, "<f>12</f>")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from zipage_lang.runtime.messages import (
     Failed,
     FlushCache,
     Fork,
+    GetSnapshot,
     GetStats,
     KVUsage,
     LogprobEntry,
@@ -24,6 +25,8 @@ from zipage_lang.runtime.messages import (
     Ready,
     Release,
     Shutdown,
+    SnapshotReply,
+    Starting,
     StatsReply,
     Stop,
     TokenOutput,
@@ -33,6 +36,13 @@ from zipage_lang.runtime.messages import (
     encode,
 )
 from zipage_lang.runtime.sampling_params import SamplingParams
+from zipage_lang.runtime.snapshot import (
+    BlockGrid,
+    CompactionView,
+    NodeView,
+    RequestView,
+    Snapshot,
+)
 
 names = st.text(max_size=6)
 counts = st.integers(0, 2**31 - 1)
@@ -85,6 +95,9 @@ to_engine = {
     Abort: st.builds(Abort, request_ids=st.lists(names), group_ids=st.lists(names)),
     Release: st.builds(Release, request_ids=st.lists(names)),
     GetStats: st.builds(GetStats, call_id=names),
+    GetSnapshot: st.builds(
+        GetSnapshot, call_id=names, max_cells=counts, max_nodes=counts, max_requests=counts
+    ),
     FlushCache: st.builds(FlushCache, call_id=names),
     Shutdown: st.just(Shutdown()),
 }
@@ -100,6 +113,33 @@ outputs = st.builds(
     error=st.one_of(st.none(), names),
     usage=st.builds(Usage, prompt_tokens=counts, completion_tokens=counts, cached_tokens=counts),
     kv=st.builds(KVUsage, logical_len=counts, resident_len=counts, compactions=counts),
+)
+grids = st.builds(
+    BlockGrid,
+    block_size=counts,
+    num_blocks=counts,
+    num_by_owner=ids,
+    stride=counts,
+    cells=st.binary(max_size=9),
+)
+snapshots = st.builds(
+    Snapshot,
+    step=counts,
+    taken_s=reals,
+    stats=st.dictionaries(names, st.one_of(counts, reals, names), max_size=3),
+    grid=grids,
+    nodes=st.lists(st.builds(NodeView, *[counts] * 2, st.booleans(), *[counts] * 5), max_size=2),
+    num_nodes=counts,
+    requests=st.lists(
+        st.builds(
+            RequestView, *[counts] * 2, *[names] * 2, *[counts] * 7, *[names] * 2, *[counts] * 5
+        ),
+        max_size=2,
+    ),
+    num_requests=counts,
+    logical_len=counts,
+    resident_len=counts,
+    compactions=st.lists(st.builds(CompactionView, *[counts] * 6), max_size=2),
 )
 to_client = {
     Outputs: st.builds(Outputs, items=st.lists(outputs, max_size=3)),
@@ -121,6 +161,8 @@ to_client = {
         block_size=counts,
     ),
     Failed: st.builds(Failed, error=names),
+    Starting: st.builds(Starting, stage=names, done=counts, total=counts),
+    SnapshotReply: st.builds(SnapshotReply, call_id=names, snapshot=snapshots),
 }
 PLAIN = AddRequest(request_id="a", token_ids=[1, 2], sampling=SamplingParams())
 

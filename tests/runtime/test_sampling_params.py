@@ -104,6 +104,7 @@ GOOD_SAMPLING = {
     "json_any_whitespace": [True, False],
     "ebnf": [None, 'root ::= "a"'],
     "lark": [None, 'start: "a"'],
+    "structural_tag": [None, '{"format":{"type":"any_text"}}'],
     "think": [None, ThinkParams(), ThinkParams(max_tokens=0, starts_inside=True)],
 }
 

@@ -67,8 +67,10 @@ class Page:
                 return reply["result"]
 
     def open(self, url: str, *, width: int = 1280, height: int = 900) -> None:
+        """Go there and wait until it has loaded."""
         self.resize(width, height)
         self.send("Page.navigate", url=url)
+        self.wait_for("document.readyState === 'complete'")
 
     def resize(self, width: int, height: int) -> None:
         is_phone = width < 600

@@ -1,0 +1,46 @@
+"""Held states are let go when nobody has used them for long: their owner may be gone.
+
+Knows nothing of what they hold. A state that is let go too early costs its owner time, no more:
+what it held is found in the tree, or computed again.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+LEASE_S = 600.0
+
+
+class HeldStates:
+    """Calls `release(request_ids)` for each state not renewed for `lease_s` seconds.
+
+    `lease_s`: None is LEASE_S.
+    """
+
+    def __init__(
+        self, release: Callable[[list[str]], None], *, lease_s: float | None = None
+    ) -> None:
+        self._release = release
+        self._lease_s = LEASE_S if lease_s is None else lease_s
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def add(self, request_id: str) -> None:
+        """Begin a lease, or begin it again."""
+        self.forget([request_id])
+        loop = asyncio.get_running_loop()
+        self._timers[request_id] = loop.call_later(self._lease_s, self._expire, request_id)
+
+    def renew(self, request_id: str) -> None:
+        """Begin the lease again of a state that has one."""
+        if request_id in self._timers:
+            self.add(request_id)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Their owner released them."""
+        for request_id in request_ids:
+            timer = self._timers.pop(request_id, None)
+            if timer is not None:
+                timer.cancel()
+
+    def _expire(self, request_id: str) -> None:
+        del self._timers[request_id]
+        self._release([request_id])

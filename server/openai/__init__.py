@@ -1,0 +1,1 @@
+"""The routes that OpenAI's clients speak to."""

@@ -1,0 +1,85 @@
+"""The HTTP request that is being served: its id, route and client, and the middleware that knows.
+
+Pure ASGI, so that a streamed chunk costs one more call and no more.
+Knows nothing of engines.
+"""
+
+import contextvars
+import dataclasses
+import logging
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
+
+UNLOGGED_PATHS = frozenset({"/dashboard/data"})  # the live page asks several times a second
+
+log = logging.getLogger("zipage.access")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequestScope:
+    """What is known of the HTTP request in whose context the code runs."""
+
+    request_id: str
+    route: str
+    client: str
+
+
+_current: contextvars.ContextVar[RequestScope | None] = contextvars.ContextVar(
+    "zipage_request", default=None
+)
+
+
+def current_scope() -> RequestScope | None:
+    """The request being served; None outside of one."""
+    return _current.get()
+
+
+class RequestIds:
+    """Gives each request an id (the caller's own x-request-id where it is sane), tells it in every
+    answer, and logs a line for each request if asked to."""
+
+    def __init__(self, app: ASGIApp, *, logs_requests: bool = False) -> None:
+        self._app = app
+        self._logs_requests = logs_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        asked = Headers(scope=scope).get("x-request-id", "")
+        request_id = asked if SANE_ID.fullmatch(asked) else f"req-{uuid.uuid4().hex}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        client = scope.get("client")
+        token = _current.set(RequestScope(request_id, scope["path"], client[0] if client else ""))
+        header = (b"x-request-id", request_id.encode("ascii"))
+        status, started = 0, time.monotonic()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            if self._logs_requests and scope["path"] not in UNLOGGED_PATHS:
+                _log_request(scope, status, time.monotonic() - started)
+            _current.reset(token)
+
+
+def _log_request(scope: Scope, status: int, seconds: float) -> None:
+    fields = {
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status or "left",
+        "seconds": round(seconds, 4),
+    }
+    line = "%(method)s %(path)s %(status)s in %(seconds)s s"
+    log.info(line % fields, extra={"fields": fields})

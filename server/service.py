@@ -1,0 +1,277 @@
+"""The one door from the routes to the engine: who is let in, what errors become, who is told.
+
+Knows nothing of HTTP's bytes or of any wire format.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+
+from zipage_lang.frontend.async_llm import AsyncLLM
+from zipage_lang.frontend.errors import ZipageError
+from zipage_lang.frontend.outputs import FINISH_ABORT, RequestOutput
+from zipage_lang.runtime.kv_params import KVParams
+from zipage_lang.runtime.messages import Ready
+from zipage_lang.runtime.sampling_params import SamplingParams
+from zipage_lang.server.api_error import ApiError
+from zipage_lang.server.config import ServerConfig
+from zipage_lang.server.engine_errors import busy, engine_errors, not_ready
+from zipage_lang.server.request_record import Observer, RecordClock, RequestRecord
+from zipage_lang.server.request_scope import current_scope
+from zipage_lang.server.supervisor import LLMFactory, Supervisor
+
+ABORT_GRACE_S = 5.0  # for aborted requests to tell their clients so
+LONG_TEXT = 20_000  # characters; longer texts are tokenized beside the event loop
+
+log = logging.getLogger("zipage.server")
+
+
+class Service:
+    """The engine as the routes see it. One per app; belongs to the event loop that starts it.
+
+    `num_rows`: samples the engine runs at once (SchedulerConfig.max_running).
+    """
+
+    def __init__(
+        self, config: ServerConfig, llm_factory: LLMFactory, *, num_rows: int = 64
+    ) -> None:
+        self.config = config
+        self.observers: list[Observer] = []
+        self._supervisor = Supervisor(llm_factory)
+        self._max_samples = num_rows + config.max_waiting
+        self._num_samples = 0
+        self._records: set[RequestRecord] = set()
+        self._all_ended = asyncio.Event()
+        self._all_ended.set()
+        self._draining: asyncio.Task[None] | None = None
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Wait until the engine takes requests. May be called again.
+
+        Raises ValueError or EngineStartError where it does not come up.
+        """
+        await self._supervisor.start()
+
+    async def drain(self) -> None:
+        """Let nobody in, give those who run `drain_timeout`, abort the rest, end the engine.
+
+        May be called again; all wait for the same end.
+        """
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(), name="zipage-drain")
+        await asyncio.shield(self._draining)
+
+    @property
+    def state(self) -> str:
+        """starting, ready, draining or dead."""
+        return self._supervisor.state if self._draining is None else "draining"
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine last died or did not start."""
+        return self._supervisor.failure
+
+    @property
+    def num_restarts(self) -> int:
+        """How often a new engine took the place of one that died."""
+        return self._supervisor.num_restarts
+
+    @property
+    def records(self) -> frozenset[RequestRecord]:
+        """The requests that run or wait now."""
+        return frozenset(self._records)
+
+    # -- the engine ------------------------------------------------------------------------------
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """Raises ApiError 503 unless the service is ready."""
+        llm, state = self._supervisor.llm, self.state
+        if state != "ready" or llm is None:
+            raise not_ready(state)
+        return llm
+
+    @property
+    def ready(self) -> Ready:
+        """What the engine said of itself. Raises as `llm`."""
+        return self.llm.ready
+
+    @property
+    def model_name(self) -> str:
+        """The model as clients know it. Raises as `llm` where only the engine knows."""
+        return self.config.served_model_name or self.ready.model
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; a long one does not hold up the streams meanwhile.
+
+        Raises ApiError 400 for what is no text.
+        """
+        encode = self.llm.tokenizer.encode
+        with engine_errors():
+            if len(text) < LONG_TEXT:
+                return encode(text, add_special_tokens)
+            return await asyncio.to_thread(encode, text, add_special_tokens)
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str,
+        kv: KVParams | None = None,
+        namespace: str = "",
+        priority: int = 0,
+        group_id: str = "",
+        hold: bool = False,
+        parent_id: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Stream a request as AsyncLLM.generate does; all errors are ApiErrors, when iterated.
+
+        Closing the iterator early aborts the request.
+        """
+        llm = self._admit(token_ids, sampling)
+        with self._recorded(request_id, len(token_ids), sampling.n) as record, engine_errors():
+            outputs = llm.generate(
+                list(token_ids),
+                sampling,
+                kv=kv,
+                namespace=namespace,
+                priority=priority,
+                group_id=group_id,
+                hold=hold,
+                request_id=request_id,
+                parent_id=parent_id,
+            )
+            async with contextlib.aclosing(outputs):
+                async for output in outputs:
+                    self._note(record, output)
+                    yield output
+
+    async def complete(
+        self,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str,
+        kv: KVParams | None = None,
+        namespace: str = "",
+        priority: int = 0,
+        group_id: str = "",
+        hold: bool = False,
+        parent_id: str | None = None,
+    ) -> list[RequestOutput]:
+        """The final outputs of a request, by sample. Errors as `generate`; cancelling aborts it."""
+        llm = self._admit(token_ids, sampling)
+        with self._recorded(request_id, len(token_ids), sampling.n) as record, engine_errors():
+            outputs = await llm.complete(
+                list(token_ids),
+                sampling,
+                progress=RecordClock(record),
+                kv=kv,
+                namespace=namespace,
+                priority=priority,
+                group_id=group_id,
+                hold=hold,
+                request_id=request_id,
+                parent_id=parent_id,
+            )
+            for output in outputs:
+                self._note(record, output)
+            return outputs
+
+    # -- one request -----------------------------------------------------------------------------
+
+    def _admit(self, token_ids: Sequence[int], sampling: SamplingParams) -> AsyncLLM:
+        llm = self.llm
+        max_len = llm.ready.max_model_len
+        if len(token_ids) >= max_len:
+            raise ApiError(
+                400,
+                f"the prompt has {len(token_ids)} tokens, but prompt and output together may have "
+                f"{max_len}; shorten the prompt",
+                code="context_length_exceeded",
+            )
+        if self._num_samples >= self._max_samples:
+            raise busy(f"{self._num_samples} samples run or wait already; try again later")
+        return llm
+
+    @contextlib.contextmanager
+    def _recorded(
+        self, request_id: str, num_prompt_tokens: int, num_samples: int
+    ) -> Iterator[RequestRecord]:
+        record = _new_record(request_id, num_prompt_tokens, num_samples)
+        self._enter(record)
+        try:
+            yield record
+        except ApiError as error:
+            record.error = error.message
+            raise
+        except (GeneratorExit, asyncio.CancelledError):  # the reader left
+            record.finish = FINISH_ABORT
+            raise
+        except Exception as error:
+            record.error = repr(error)
+            raise
+        finally:
+            self._leave(record)
+
+    def _enter(self, record: RequestRecord) -> None:
+        self._records.add(record)
+        self._all_ended.clear()
+        self._num_samples += record.num_samples
+        for observer in self.observers:
+            observer.on_start(record)
+
+    def _leave(self, record: RequestRecord) -> None:
+        record.ended_at = time.monotonic()
+        self._num_samples -= record.num_samples
+        self._records.discard(record)
+        if not self._records:
+            self._all_ended.set()
+        for observer in self.observers:
+            observer.on_end(record)
+
+    def _note(self, record: RequestRecord, output: RequestOutput) -> None:
+        record.outputs[output.sample_index] = output
+        now = time.monotonic()
+        if record.first_token_at is None and output.token_ids:
+            record.first_token_at = now
+        record.last_output_at = now
+        if output.finish_reason is not None:
+            record.finish = output.finish_reason
+        for observer in self.observers:
+            observer.on_output(record, output)
+
+    async def _drain(self) -> None:
+        llm = self._supervisor.llm
+        log.info("draining: %d requests run", len(self._records))
+        if not await self._wait_for_end(self.config.drain_timeout) and llm is not None:
+            log.warning("%d requests did not finish in time and are aborted", len(self._records))
+            with contextlib.suppress(ZipageError):  # an engine that is gone needs no telling
+                llm.abort([record.request_id for record in self._records])
+            await self._wait_for_end(ABORT_GRACE_S)
+        await self._supervisor.close()
+
+    async def _wait_for_end(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._all_ended.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+def _new_record(request_id: str, num_prompt_tokens: int, num_samples: int) -> RequestRecord:
+    scope = current_scope()
+    return RequestRecord(
+        request_id=request_id,
+        http_request_id=scope.request_id if scope else "",
+        route=scope.route if scope else "",
+        client=scope.client if scope else "",
+        num_prompt_tokens=num_prompt_tokens,
+        num_samples=num_samples,
+        created=time.monotonic(),
+    )

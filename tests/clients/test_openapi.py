@@ -1,0 +1,81 @@
+"""schemathesis against a real server: no answer of 5xx, and none that the document does not tell.
+
+Knows nothing of single routes.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+# What it says beyond these, say that bad data must be refused, is not so here: unknown fields pass.
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "unsupported_method",
+)
+
+
+@pytest.fixture(scope="module")
+def server(benchmark_file):
+    """The tiny reasoner with so small a context that no answer takes long."""
+    servers = benchmark_file("server_process")
+    command = servers.serve_command(
+        "zipage-tiny-reasoner", max_model_len=96, kv_cache_memory=0.02, num_threads=1
+    )
+    with servers.ServerProcess(command) as server:
+        yield server.wait_ready()
+
+
+@pytest.fixture
+def fuzz(server, tmp_path):
+    """Runs schemathesis with these options; (exit code, number of cases, what it printed)."""
+    pytest.importorskip("schemathesis")
+
+    def run(*options, seconds):
+        done = subprocess.run(
+            [
+                os.path.join(os.path.dirname(sys.executable), "schemathesis"),
+                "run",
+                f"{server.url}/openapi.json",
+                f"--checks={','.join(CHECKS)}",
+                "--phases=examples,coverage,fuzzing",
+                "--continue-on-failure",
+                "--no-shrink",
+                "--warnings=off",
+                "--request-timeout=60",
+                *options,
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+        told = done.stdout + done.stderr
+        cases = re.search(r"(\d+) generated", told)
+        assert cases, told
+        return done.returncode, int(cases.group(1)), told
+
+    return run
+
+
+def test_hundreds_of_cases_get_documented_answers(fuzz, server):
+    code, num_cases, told = fuzz("--max-examples=6", "--generation-deterministic", seconds=300)
+    assert code == 0, told
+    assert num_cases >= 300
+    server.wait_idle()
+    assert server.info()["num_restarts"] == 0
+
+
+@pytest.mark.slow
+def test_thousands_of_cases_get_documented_answers(fuzz, server):
+    code, num_cases, told = fuzz("--max-examples=250", "--workers=4", seconds=3000)
+    assert code == 0, told
+    assert num_cases >= 3000
+    server.wait_idle()
+    assert server.info()["num_restarts"] == 0
