@@ -104,10 +104,10 @@ def test_greedy_continuations_are_said_to_be_greedy(harness, likelihood):
 
 
 def test_a_whole_text_has_a_likelihood(harness, likelihood):
-    """The harness puts the end-of-text token before the first one."""
+    """The harness puts the token before the first one that begins texts."""
     from lm_eval.api.instance import Instance
 
     text = "Bees make honey, and bears eat it."
     (told,) = harness.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
-    total, _ = likelihood(harness.eos_string, text)
+    total, _ = likelihood(harness.tokenizer.bos_token, text)
     assert told == pytest.approx(total, abs=TOLERANCE)
