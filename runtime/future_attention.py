@@ -8,7 +8,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from zipage_lang.runtime.written_text import TextWriter, turn_back
+from zipage_lang.kernels.reference.fused_ops import turn_back
+from zipage_lang.runtime.written_text import TextWriter
 
 MIN_DISTANCE = 2  # tokens ahead; what a token and its successor pay to a key says little of later
 NUM_NEWEST = 128  # half of the places are drawn from this many tokens before a boundary

@@ -7,11 +7,12 @@ Knows nothing of requests, policies' scores or the engine's pool.
 import torch
 
 from zipage_lang.kernels.backend import Backend
+from zipage_lang.kernels.reference.fused_ops import turn_back
 from zipage_lang.runtime.kv_cache import KVShape
 from zipage_lang.runtime.models.registry import LoadedModel
 from zipage_lang.runtime.models.rope import rotary_frequencies
 from zipage_lang.runtime.policies.policy import QueryStats
-from zipage_lang.runtime.written_text import TextWriter, turn_back
+from zipage_lang.runtime.written_text import TextWriter
 
 NUM_SEQUENCES = 16
 SEQUENCE_LEN = 64

@@ -132,16 +132,6 @@ class TextWriter:
         )
 
 
-def turn_back(x: Tensor, angles: Tensor) -> Tensor:
-    """Queries or keys without their rotation.
-
-    x: [.., head_dim], after RoPE; angles: [.., head_dim / 2], of its place.
-    """
-    low, high = x.chunk(2, dim=-1)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([low * cos + high * sin, high * cos - low * sin], dim=-1)
-
-
 def _padded(starts: Sequence[Sequence[int]], num_sequences: int) -> Tensor:
     """int64 [num_sequences, longest start], padding -1."""
     lines = [torch.tensor(list(start), dtype=torch.int64) for start in starts]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from zipage_lang.kernels.backend import Forecast
+from zipage_lang.kernels.reference.fused_ops import turn_back
 from zipage_lang.kernels.reference.scores import gather_keys, gather_values
 from zipage_lang.kernels.reference.tails import stored_history
 
@@ -67,16 +68,9 @@ def _new_base(
     one_row = slots[None]  # [1, num_slots]
     keys = gather_keys(kv_blocks, one_row)[0].transpose(0, 1)  # [num_slots, heads, head_dim]
     values = gather_values(kv_blocks, one_row)[0].transpose(0, 1)
-    keys = _turned_back(keys, positions.float()[..., None] * forecast.frequencies)
+    keys = turn_back(keys, positions.float()[..., None] * forecast.frequencies)
     found = (keys * forecast.key[layers]).sum(-1)  # [num_slots, num_kv_heads]
     return found + (values * forecast.value[layers]).sum(-1)
-
-
-def _turned_back(keys: Tensor, angles: Tensor) -> Tensor:
-    """Keys before their rotation. keys: [.., head_dim]; angles: [.., head_dim / 2]."""
-    low, high = keys.chunk(2, dim=-1)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([low * cos + high * sin, high * cos - low * sin], dim=-1)
 
 
 def _of_age(num_since: Tensor, weight: Tensor) -> Tensor:

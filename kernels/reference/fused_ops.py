@@ -63,6 +63,16 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([rotated_low, rotated_high], dim=-1)
 
 
+def turn_back(x: Tensor, angles: Tensor) -> Tensor:
+    """Queries or keys without their rotation.
+
+    x: [.., head_dim], after RoPE; angles: [.., head_dim / 2], of its place.
+    """
+    low, high = x.chunk(2, dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([low * cos + high * sin, high * cos - low * sin], dim=-1)
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up.
 

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from zipage_lang.kernels.backend import choose_backend
-from zipage_lang.kernels.reference.fused_ops import rope
+from zipage_lang.kernels.reference.fused_ops import rope, turn_back
 from zipage_lang.runtime import query_stats
 from zipage_lang.runtime.calibrations import MeasuredOnce
 from zipage_lang.runtime.kv_cache import KVShape
 from zipage_lang.runtime.models.rope import rotary_frequencies
 from zipage_lang.runtime.query_stats import measure_query_stats
-from zipage_lang.runtime.written_text import turn_back
 
 NUM_LAYERS, NUM_Q_HEADS, HEAD_DIM, VOCAB = 2, 4, 8, 11
 SHAPE = KVShape(

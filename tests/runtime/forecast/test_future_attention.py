@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from zipage_lang.kernels.reference.fused_ops import turn_back
 from zipage_lang.runtime import future_attention
 from zipage_lang.runtime.future_attention import block_maxima, collect_samples
-from zipage_lang.runtime.written_text import turn_back
 
 
 def dense_shares(keys, queries, first_position, scale):
