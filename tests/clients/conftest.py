@@ -49,6 +49,7 @@ def served(smollm2):
         kv_cache_memory=0.2,
         num_threads=1,
         max_running=8,
+        drain_timeout=2,
     )
     with servers.ServerProcess(command, api_key=API_KEY) as server:
         yield server.wait_ready()

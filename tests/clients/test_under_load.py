@@ -11,7 +11,7 @@ def server(benchmark_file):
     """The tiny reasoner on a pool that twelve streams can fill."""
     servers = benchmark_file("server_process")
     command = servers.serve_command(
-        "zipage-tiny-reasoner", num_blocks=120, num_threads=1, max_running=12
+        "zipage-tiny-reasoner", num_blocks=120, num_threads=1, max_running=12, drain_timeout=2
     )
     with servers.ServerProcess(command) as server:
         yield server.wait_ready()
