@@ -104,15 +104,18 @@ class ServerProcess:
         """/server_info: the engine's counts among them."""
         return self._ask("GET", "/server_info")
 
-    def wait_idle(self, seconds: float = 30.0) -> dict[str, Any]:
+    def wait_idle(
+        self, seconds: float = 30.0, *, counts: Sequence[str] = POOL_COUNTS
+    ) -> dict[str, Any]:
         """/server_info once no request has a row, a place in the queue or a block.
 
-        Raises AssertionError with the counts where that takes longer than `seconds`.
+        `counts` are those that must be zero. Raises AssertionError with them where that takes
+        longer than `seconds`.
         """
         given_up_at = time.monotonic() + seconds
-        while any((info := self.info())[name] for name in POOL_COUNTS):
-            counts = {name: info[name] for name in POOL_COUNTS}
-            assert time.monotonic() < given_up_at, f"after {seconds} s still {counts}"
+        while any((info := self.info())[name] for name in counts):
+            left = {name: info[name] for name in counts}
+            assert time.monotonic() < given_up_at, f"after {seconds} s still {left}"
             time.sleep(POLL_S)
         return info
 

@@ -134,7 +134,10 @@ class Service:
         Closing the iterator early aborts the request.
         """
         llm = self._admit(token_ids, sampling)
-        with self._recorded(request_id, len(token_ids), sampling.n) as record, engine_errors():
+        with (
+            self._recorded(request_id, len(token_ids), sampling.n) as record,
+            engine_errors(sampling),
+        ):
             outputs = llm.generate(
                 list(token_ids),
                 sampling,
@@ -166,7 +169,10 @@ class Service:
     ) -> list[RequestOutput]:
         """The final outputs of a request, by sample. Errors as `generate`; cancelling aborts it."""
         llm = self._admit(token_ids, sampling)
-        with self._recorded(request_id, len(token_ids), sampling.n) as record, engine_errors():
+        with (
+            self._recorded(request_id, len(token_ids), sampling.n) as record,
+            engine_errors(sampling),
+        ):
             outputs = await llm.complete(
                 list(token_ids),
                 sampling,

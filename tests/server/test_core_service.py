@@ -139,15 +139,17 @@ def test_over_the_bound_of_samples_new_ones_are_told_to_come_back(with_app, scri
 
 
 def test_what_the_engine_raises_has_the_status_that_fits():
-    def told(error):
-        with pytest.raises(ApiError) as raised, engine_errors():
+    def told(error, sampling=None):
+        with pytest.raises(ApiError) as raised, engine_errors(sampling):
             raise error
         return raised.value.status, raised.value.code
 
     waits = "9 requests wait already (max_waiting); try again later"
     assert told(RequestError("a", waits)) == (503, "overloaded")
     assert told(RequestError("a", "unknown kv policy 'x'")) == (400, None)
-    assert told(RequestError("a", "no token could be drawn", has_run=True)) == (500, None)
+    nothing = RequestError("a", "no token could be drawn", has_run=True)
+    assert told(nothing) == told(nothing, SamplingParams()) == (500, None)
+    assert told(nothing, SamplingParams(regex="Å")) == (400, "no_token_left")
     assert told(ValueError("top_p=7")) == (400, None)
     assert told(EngineDiedError("exit code 1")) == (503, "engine_died")
     assert told(EngineClosedError("closed")) == (503, "draining")
