@@ -3,7 +3,9 @@
 Knows nothing of how a forecast is fitted.
 """
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,6 +51,22 @@ def calibrate(
             resolve_model(model)  # its mistakes before torch is loaded
         from zipage_lang.runtime.calibrate import calibrate_model
 
-        logging.basicConfig(level=logging.INFO, format="zipage: %(message)s")
-        file = calibrate_model(asked, out, prompts=prompts, num_texts=texts, max_len=length)
+        with _told_lines():
+            file = calibrate_model(asked, out, prompts=prompts, num_texts=texts, max_len=length)
         typer.echo(file)
+
+
+@contextlib.contextmanager
+def _told_lines() -> Iterator[None]:
+    """What is said of the calibration goes to stderr, in this block only."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("zipage: %(message)s"))
+    logger = logging.getLogger("zipage.engine")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

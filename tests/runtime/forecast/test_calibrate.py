@@ -1,6 +1,7 @@
 """Prompts for a calibration, and the command that makes a forecast ahead of time."""
 
 import json
+import logging
 
 import pytest
 import torch
@@ -53,6 +54,7 @@ def test_the_command_writes_where_engines_look(home, tmp_path, monkeypatch):
     monkeypatch.setattr(forecast_fit, "_NUM_STEPS", 20)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "multiply 1234*5678\\n"}\n')
+    before = (list(logging.getLogger().handlers), logging.getLogger("zipage.engine").level)
     arguments = ["calibrate", "zipage-tiny-reasoner", "--prompts", str(prompts)]
     result = CliRunner().invoke(app, [*arguments, "--texts", "4", "--length", "128"])
     assert result.exit_code == 0, result.output
@@ -61,6 +63,12 @@ def test_the_command_writes_where_engines_look(home, tmp_path, monkeypatch):
     file = file_at_home(model_identity(loaded))
     assert file.is_file()
     assert result.output.splitlines()[-1] == str(file)
+    told = [line for line in result.output.splitlines() if line.startswith("zipage: ")]
+    assert any("calibrating the forecast" in line for line in told)
+    assert not any("loading weights" in line for line in told)
+    # Others in this process log as they did before.
+    assert (logging.getLogger().handlers, logging.getLogger("zipage.engine").level) == before
+    assert not logging.getLogger("zipage.engine").handlers
 
 
 def test_the_command_says_in_one_line_what_is_wrong(home, tmp_path):
