@@ -1,5 +1,6 @@
 """README and ARCHITECTURE are true: every file they name exists, and every room's file is named."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -41,6 +42,17 @@ def test_architecture_names_every_file_of_the_server():
 def test_no_document_still_has_a_placeholder():
     for document in ("README.md", "ARCHITECTURE.md"):
         assert "@@" not in (ROOT / document).read_text()
+
+
+def test_the_tables_of_quality_are_those_of_the_results():
+    """`python benchmarks/quality_tables.py --write` mends it."""
+    path = ROOT / "benchmarks" / "quality_tables.py"
+    spec = importlib.util.spec_from_file_location("quality_tables", path)
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    text = (ROOT / "QUALITY.md").read_text()
+    assert tables.with_tables(text) == text
+    assert text.count("| `zipage2:lot_share=0.3` |") == 5
 
 
 def test_the_readme_program_runs_as_printed(monkeypatch, capsys):

@@ -1,9 +1,9 @@
 #!/bin/bash
 # Makes the tiny reasoner's forecast of attention, the one that comes with the package. From the root:
-#   bash benchmarks/card/calibrate.sh [texts] [tokens of a text]
+#   bash benchmarks/card/calibrate.sh [texts, 128] [tokens of a text, 2048]
 # Writes $OUT/forecast.safetensors, which goes beside the model's weights, and $OUT/calibrate.log.
 source benchmarks/card/setup.sh
-python3 -P - "${1:-96}" "${2:-2048}" "$OUT/forecast.safetensors" 2>&1 <<'PYTHON' | tee "$OUT/calibrate.log"
+python3 -P - "${1:-128}" "${2:-2048}" "$OUT/forecast.safetensors" 2>&1 <<'PYTHON' | tee "$OUT/calibrate.log"
 import logging
 import pathlib
 import sys

@@ -1,8 +1,8 @@
 #!/bin/bash
 # A sweep of `zipage eval` on one card, alone or as a line of a list of lanes.sh. From the repository's root:
 #   bash benchmarks/card/quality.sh MODEL [options of `zipage eval`, say --family recall --policy zipage --budget 25%]
-# MODEL: a folder that was carried here, or a known name. Results are $OUT/quality; what a folder .quality holds
-# (EARLIER) of earlier calls (carry it) is gone on with, so a sweep longer than one call is the same call again. LIMIT_S (540)
+# MODEL: a folder that was carried here, or a known name. Results are $OUT/quality; what a folder .quality (or EARLIER)
+# holds of earlier calls is gone on with (carry it), so a sweep longer than one call is the same call again. LIMIT_S (540)
 # ends it in time, as Ctrl-C does; ROWS (256) run at once. No plots are needed here: `zipage eval --report-only
 # --out FOLDER` makes them at home, from the runs of several calls or lanes copied into one FOLDER/runs.
 source benchmarks/card/setup.sh
