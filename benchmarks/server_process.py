@@ -3,6 +3,7 @@
 Knows nothing of loads, of clients or of what is measured.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -37,14 +38,18 @@ class ServerProcess:
 
     def __init__(self, command: Sequence[str], *, api_key: str = "none") -> None:
         self.headers = {"authorization": f"Bearer {api_key}"}
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `close`
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._log
         )
         self.url = ""
 
     def __enter__(self) -> "ServerProcess":
-        self.url = self.wait_for_line(r"listening on (http://\S+);").group(1)
+        try:
+            self.url = self.wait_for_line(r"listening on (http://\S+);").group(1)
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(
@@ -68,8 +73,8 @@ class ServerProcess:
     @property
     def log(self) -> str:
         """All that it has said."""
-        self._log.seek(0)
-        return self._log.read()
+        number = self._log.fileno()  # its place in the file is also the child's: not to be moved
+        return os.pread(number, os.fstat(number).st_size, 0).decode(errors="replace")
 
     @property
     def process(self) -> psutil.Process:

@@ -29,7 +29,7 @@ class EngineSockets:
     """
 
     def __init__(self) -> None:
-        self.folder = _make_folder()
+        self.folder = make_folder()
         self._remove_folder = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self._context = zmq.asyncio.Context()
         self._sender = self._bind(zmq.PUSH, "to_engine")
@@ -61,7 +61,7 @@ class EngineSockets:
         return socket
 
 
-def _make_folder() -> Path:
+def make_folder() -> Path:
     """A private folder whose path is short enough for a Unix socket."""
     folder = tempfile.mkdtemp(prefix="zipage-")
     if len(folder) + len("/to_engine") > MAX_IPC_PATH_LEN:

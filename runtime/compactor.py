@@ -36,7 +36,7 @@ class Compactor:
         if self._stream is None:
             started = time.perf_counter()
             self._compressor.run(compactions)
-            self.clock.busy_s += time.perf_counter() - started if compactions else 0.0
+            self.clock.busy_s += time.perf_counter() - started
             self._batches.append(_Batch(idents, None))
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))

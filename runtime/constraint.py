@@ -15,6 +15,7 @@ from zipage_lang.runtime.think_state import Phase, ThinkState
 from zipage_lang.runtime.token_bits import pack
 
 REFUSED = "the grammar does not allow the token that was drawn; this is an error of the engine"
+UNSPELT = "no token of this model spells what the grammar asks for next; change the grammar"
 MAX_STEP_S = 0.5  # CPU time for one token of one output, which all others wait for
 TOO_SLOW = (
     f"the grammar can be read in too many ways: one token took over {MAX_STEP_S} s; make it less "
@@ -101,6 +102,8 @@ class Constraint:
             return False
         self._matcher.fill_next_token_bitmask(bits, index)
         self._hold_back(words)
+        if not words.any():
+            self._error = UNSPELT
         return True
 
     @property
@@ -177,11 +180,15 @@ class Followers:
     constraints: dict[int, Constraint]  # by line
     standings: dict[int, Standing] | None = None  # None: the tokens have not been told yet
 
-    def tell(self, token_ids: Sequence[int]) -> dict[int, Standing]:
-        """Tell the constraints what was drawn, once; where each line stands."""
+    def tell(self, token_ids: Sequence[int], is_broken: Sequence[int]) -> dict[int, Standing]:
+        """Tell the constraints what was drawn, once; where each line stands.
+
+        Where a line is broken nothing was drawn, and there is nothing to tell.
+        """
         if self.standings is None:
             self.standings = {}
             for line, constraint in self.constraints.items():
-                constraint.accept(token_ids[line])
+                if not is_broken[line]:
+                    constraint.accept(token_ids[line])
                 self.standings[line] = constraint.standing
         return self.standings

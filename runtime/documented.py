@@ -19,8 +19,3 @@ def documented(
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
-
-
-def help_of(field: "dataclasses.Field[Any]") -> str:
-    """What a documented field is for; "" for one that does not say."""
-    return str(field.metadata.get("help", ""))

@@ -15,8 +15,7 @@ from zipage_lang.runtime.step_plan import Sample, TokenLogprobs
 
 NO_TOKEN = (
     "no token could be drawn: the logits hold NaN or infinity, or every token is suppressed; check "
-    "the model's weights, min_tokens with stop_token_ids, logit_bias, and whether the model has "
-    "tokens for what the grammar asks for"
+    "the model's weights, min_tokens with stop_token_ids, and logit_bias"
 )
 IMPOSSIBLE = -3e38  # `score_tokens` reports a probability of 0 as float32's lowest number
 Scores = tuple[Tensor, Tensor, Tensor, Tensor]  # what `score_tokens` returns
@@ -48,7 +47,7 @@ class Draws:
     def settle(self) -> None:
         """Wait for the tokens and tell those who follow them; later calls do nothing."""
         if self.followers is not None:
-            self.followers.tell(self._arrived()[0][0].tolist())
+            self.followers.tell(*self._arrived()[0].tolist())
 
     def samples(self) -> tuple[Sample, ...]:
         """The draws as plain values: the step's one wait for the device.
@@ -63,7 +62,7 @@ class Draws:
             lines = zip(self.rows, token_ids, is_broken, self.num_top, strict=True)
             samples = [_sample(*line, scored) for line in lines]
         if self.followers is not None:
-            for line, standing in self.followers.tell(token_ids).items():
+            for line, standing in self.followers.tell(token_ids, is_broken).items():
                 samples[line] = _with_standing(samples[line], standing)
         return tuple(samples)
 
@@ -112,7 +111,7 @@ def _sample(
 def _with_standing(sample: Sample, standing: Standing) -> Sample:
     return msgspec.structs.replace(
         sample,
-        error=sample.error or standing.error,
+        error=standing.error or sample.error,  # the former knows the cause
         logprobs=None if sample.logprobs is None else _without_impossible(sample.logprobs),
         num_thinking=standing.num_thinking,
         is_complete=standing.is_complete,

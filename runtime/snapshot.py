@@ -1,7 +1,7 @@
 """A picture of pool, tree and requests at one moment, as it is sent to people who watch.
 
-Bounded: what does not fit is counted and left out. It has no token, no text and no whole request
-id, so whoever may see it learns lengths and counts only. Knows nothing of how it is made or drawn.
+Bounded: what does not fit is counted and left out. It has no token, no text and no request id, so
+whoever may see it learns lengths and counts only. Knows nothing of how it is made or drawn.
 """
 
 import msgspec
@@ -37,7 +37,6 @@ class RequestView(msgspec.Struct, frozen=True, array_like=True):
 
     arrival: int  # with sample_index: its name in this engine
     sample_index: int
-    label: str  # the last characters of its request id
     status: str  # waiting, swapped, running, compacting, held
     num_prompt_tokens: int
     num_output_tokens: int

@@ -14,8 +14,6 @@ from zipage_lang.runtime.request import Request, Status
 from zipage_lang.runtime.scheduler_state import SchedulerState
 from zipage_lang.runtime.snapshot import BlockGrid, NodeView, RequestView
 
-LABEL_LEN = 6  # of a request id: enough to find it in a log, too little to abort it by
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Requests:
@@ -102,7 +100,6 @@ def _request_view(request: Request) -> RequestView:
     return RequestView(
         arrival=request.arrival,
         sample_index=request.sample_index,
-        label=request.request_id[-LABEL_LEN:],
         status="swapped" if swapped is not None else request.status.value,
         num_prompt_tokens=request.num_prompt_tokens,
         num_output_tokens=request.num_output_tokens,

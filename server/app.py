@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from zipage_lang.server import health_routes, native_routes, tokenizer_routes
 from zipage_lang.server.api_error import install_error_handlers
-from zipage_lang.server.auth import KeyCheck
+from zipage_lang.server.auth import KeyCheck, bearer_token
 from zipage_lang.server.failures import Failures
 from zipage_lang.server.leaving import LeavingClients
 from zipage_lang.server.limits import BodyLimit, RateLimit
@@ -23,7 +23,7 @@ from zipage_lang.server.metrics import install_metrics
 from zipage_lang.server.openai import chat, completions, models, responses
 from zipage_lang.server.openapi import install_openapi
 from zipage_lang.server.request_log import install_request_log
-from zipage_lang.server.request_scope import RequestIds
+from zipage_lang.server.request_scope import RequestIds, client_address
 from zipage_lang.server.service import Service
 from zipage_lang.server.tracing import install_tracing
 
@@ -67,12 +67,15 @@ def _middleware(service: Service) -> list[Middleware]:
         allow_headers=["*"],
         expose_headers=["x-request-id", "retry-after"],
     )
+    # Without keys to check anybody could be somebody else with each request.
+    name_of = bearer_token if config.api_keys else client_address
+    per_minute = config.rate_limit
     return [
         Middleware(RequestIds, logs_requests=config.log_requests),
         Middleware(Failures),
         *([cors] if config.cors_origins else []),
         Middleware(KeyCheck, api_keys=config.api_keys),
-        *([Middleware(RateLimit, per_minute=config.rate_limit)] if config.rate_limit else []),
+        *([Middleware(RateLimit, per_minute=per_minute, name_of=name_of)] if per_minute else []),
         Middleware(BodyLimit, max_bytes=int(config.max_body_mib * 2**20)),
         Middleware(LeavingClients),
     ]

@@ -8,26 +8,22 @@ import logging
 from collections.abc import Iterator
 
 from zipage_lang.frontend.errors import EngineClosedError, EngineDiedError, RequestError
-from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.server.api_error import TYPES, ApiError
 
 START_RETRY_S = 5.0
 BUSY_RETRY_S = 2.0
-NOTHING_TO_DRAW = "no token could be drawn"  # as the engine says it
+UNSPELT = "no token of this model spells what the grammar asks for next"  # the engine's words
 
 log = logging.getLogger("zipage.server")
 
 
 @contextlib.contextmanager
-def engine_errors(sampling: SamplingParams | None = None) -> Iterator[None]:
-    """Around whatever asks the engine. Raises ApiError in place of its errors and ValueError.
-
-    `sampling` of the request, if it is one.
-    """
+def engine_errors() -> Iterator[None]:
+    """Around whatever asks the engine. Raises ApiError in place of its errors and ValueError."""
     try:
         yield
     except RequestError as error:
-        raise _of_refusal(error, sampling) from error
+        raise _of_refusal(error) from error
     except (ValueError, OverflowError) as error:
         raise ApiError(400, str(error)) from error
     except EngineDiedError as error:
@@ -37,22 +33,15 @@ def engine_errors(sampling: SamplingParams | None = None) -> Iterator[None]:
         raise not_ready("draining") from error
 
 
-def _of_refusal(error: RequestError, sampling: SamplingParams | None) -> ApiError:
+def _of_refusal(error: RequestError) -> ApiError:
     """The engine's words for a state that passes are "try again later"."""
     if error.has_run:
-        if _forbids_tokens(sampling) and error.reason.startswith(NOTHING_TO_DRAW):
+        if error.reason.startswith(UNSPELT):
             return ApiError(400, error.reason, code="no_token_left")
         return ApiError(500, error.reason, type=TYPES[500])
     if error.reason.endswith("try again later"):
         return busy(error.reason)
     return ApiError(400, error.reason)
-
-
-def _forbids_tokens(sampling: SamplingParams | None) -> bool:
-    """Whether the request itself may have left no token: say, a grammar no token can spell."""
-    return sampling is not None and bool(
-        sampling.grammar or sampling.logit_bias or sampling.min_tokens
-    )
 
 
 def busy(message: str) -> ApiError:

@@ -8,6 +8,7 @@ import logging
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zipage_lang.server.api_error import error_response, internal_error
+from zipage_lang.server.request_scope import one_line_path
 
 log = logging.getLogger("zipage.server")
 
@@ -31,7 +32,7 @@ class Failures:
         try:
             await self._app(scope, receive, noting_send)
         except Exception:
-            log.exception("%s %s failed", scope["method"], scope["path"])
+            log.exception("%s %s failed", scope["method"], one_line_path(scope))
             if has_begun:
                 raise
             request_id = scope.get("state", {}).get("request_id", "?")

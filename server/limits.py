@@ -11,7 +11,6 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zipage_lang.server.api_error import TYPES, ApiError, error_response
-from zipage_lang.server.auth import bearer_token
 
 MAX_CLIENTS = 10_000  # whose rates are remembered; the longest silent is forgotten
 
@@ -69,24 +68,29 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 class RateLimit:
-    """Answers 429 where a key, or an address without one, has used up its requests.
+    """Answers 429 where a client, as `name_of` tells them apart, has used up its requests.
 
     Each has a bucket of `per_minute` requests that fills up evenly again. Reading (GET) is free.
     """
 
     def __init__(
-        self, app: ASGIApp, *, per_minute: int, clock: Callable[[], float] = time.monotonic
+        self,
+        app: ASGIApp,
+        *,
+        per_minute: int,
+        name_of: Callable[[Scope], str],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._per_minute = per_minute
+        self._name_of = name_of
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
-        client = scope.get("client")
-        wait_s = self._take(bearer_token(scope) or (client[0] if client else ""))
+        wait_s = self._take(self._name_of(scope))
         if wait_s <= 0:
             return await self._app(scope, receive, send)
         error = ApiError(

@@ -132,19 +132,22 @@ class DeltaWriter:
     def __init__(self, *, has_thinking: bool) -> None:
         self._has_thinking = has_thinking
         self._num_told: dict[int, int] = {}
+        self._has_prompt: set[int] = set()  # samples whose prompt's log-probabilities were told
 
     def delta(self, output: RequestOutput) -> Delta:
         """What is new since this sample's last output."""
         before = self._num_told.get(output.sample_index, 0)
-        is_first = not self._num_told
         self._num_told[output.sample_index] = len(output.token_ids)
+        prompt = None if output.sample_index in self._has_prompt else output.prompt_logprobs
+        if prompt is not None:
+            self._has_prompt.add(output.sample_index)
         return Delta(
             request_id=output.request_id,
             sample_index=output.sample_index,
             text_delta=output.text_delta,
             token_ids=output.token_ids[before:],
             logprobs=None if output.logprobs is None else output.logprobs[before:],
-            prompt_logprobs=output.prompt_logprobs if is_first else None,
+            prompt_logprobs=prompt,
             thinking=output.thinking if self._has_thinking else None,
             answer=output.answer if self._has_thinking else None,
             finish_reason=output.finish_reason,

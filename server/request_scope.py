@@ -10,6 +10,7 @@ import logging
 import re
 import time
 import uuid
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -40,6 +41,17 @@ def current_scope() -> RequestScope | None:
     return _current.get()
 
 
+def client_address(scope: Scope) -> str:
+    """Where the caller is; "" where that is not known."""
+    client = scope.get("client")
+    return client[0] if client else ""
+
+
+def one_line_path(scope: Scope) -> str:
+    """The path for log lines: nothing in it begins another line or plays with a terminal."""
+    return quote(scope["path"], safe="/:@+=,;~", errors="replace")
+
+
 class RequestIds:
     """Gives each request an id (the caller's own x-request-id where it is sane), tells it in every
     answer, and logs a line for each request if asked to."""
@@ -54,8 +66,7 @@ class RequestIds:
         asked = Headers(scope=scope).get("x-request-id", "")
         request_id = asked if SANE_ID.fullmatch(asked) else f"req-{uuid.uuid4().hex}"
         scope.setdefault("state", {})["request_id"] = request_id
-        client = scope.get("client")
-        token = _current.set(RequestScope(request_id, scope["path"], client[0] if client else ""))
+        token = _current.set(RequestScope(request_id, scope["path"], client_address(scope)))
         header = (b"x-request-id", request_id.encode("ascii"))
         status, started = 0, time.monotonic()
 
@@ -77,7 +88,7 @@ class RequestIds:
 def _log_request(scope: Scope, status: int, seconds: float) -> None:
     fields = {
         "method": scope["method"],
-        "path": scope["path"],
+        "path": one_line_path(scope),
         "status": status or "left",
         "seconds": round(seconds, 4),
     }

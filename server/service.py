@@ -23,7 +23,7 @@ from zipage_lang.server.request_scope import current_scope
 from zipage_lang.server.supervisor import LLMFactory, Supervisor
 
 ABORT_GRACE_S = 5.0  # for aborted requests to tell their clients so
-LONG_TEXT = 20_000  # characters; longer texts are tokenized beside the event loop
+LONG_TEXT = 20_000  # characters or tokens; longer texts are worked on beside the event loop
 
 log = logging.getLogger("zipage.server")
 
@@ -116,6 +116,13 @@ class Service:
                 return encode(text, add_special_tokens)
             return await asyncio.to_thread(encode, text, add_special_tokens)
 
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of token ids; many do not hold up the streams meanwhile."""
+        decode = self.llm.tokenizer.decode
+        if len(token_ids) < LONG_TEXT:
+            return decode(token_ids, skip_special_tokens)
+        return await asyncio.to_thread(decode, token_ids, skip_special_tokens)
+
     async def generate(
         self,
         token_ids: Sequence[int],
@@ -134,10 +141,7 @@ class Service:
         Closing the iterator early aborts the request.
         """
         llm = self._admit(token_ids, sampling)
-        with (
-            self._recorded(request_id, len(token_ids), sampling.n) as record,
-            engine_errors(sampling),
-        ):
+        with self._recorded(request_id, len(token_ids), sampling.n) as record, engine_errors():
             outputs = llm.generate(
                 list(token_ids),
                 sampling,
@@ -169,10 +173,7 @@ class Service:
     ) -> list[RequestOutput]:
         """The final outputs of a request, by sample. Errors as `generate`; cancelling aborts it."""
         llm = self._admit(token_ids, sampling)
-        with (
-            self._recorded(request_id, len(token_ids), sampling.n) as record,
-            engine_errors(sampling),
-        ):
+        with self._recorded(request_id, len(token_ids), sampling.n) as record, engine_errors():
             outputs = await llm.complete(
                 list(token_ids),
                 sampling,

@@ -14,7 +14,7 @@ from zipage_lang.frontend.errors import EngineStartError
 
 MAX_DEATHS = 3
 DEATH_WINDOW_S = 60.0
-BACKOFF_S = (0.2, 2.0, 5.0)  # before the first, second, .. start within the window
+BACKOFF_S = (0.2, 2.0)  # before the start behind the first and the second death
 
 log = logging.getLogger("zipage.server")
 
@@ -81,7 +81,9 @@ class Supervisor:
         await asyncio.sleep(BACKOFF_S[len(self._deaths) - 1])
         try:
             await self._load()
-        except (EngineStartError, ValueError, OSError) as error:
+        except Exception as error:  # whatever it is, nobody else would hear of it
+            if not isinstance(error, EngineStartError | ValueError | OSError):
+                log.exception("an engine's start ended in a way that is not foreseen")
             self._note_death(f"it did not come up: {error}")
             return
         self.num_restarts += 1

@@ -1,5 +1,6 @@
 """The model's tokenizer over HTTP. Knows nothing of generation."""
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter
@@ -94,7 +95,7 @@ def make_router(service: Service) -> APIRouter:
             raise ApiError(
                 400, f"token id {wrong} is not one of 0 to {vocab_size - 1}", param="tokens"
             )
-        text = service.llm.tokenizer.decode(body.tokens, body.skip_special_tokens)
+        text = await service.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
         return JsonResponse({"prompt": text, "text": text})
 
     @router.get("/tokenizer_info", response_model=TokenizerInfo)
@@ -113,7 +114,8 @@ def make_router(service: Service) -> APIRouter:
     @router.get("/tokenizer_files", response_model=TokenizerFiles)
     async def tokenizer_files() -> Response:
         """The tokenizer itself, for clients that tokenize by themselves."""
-        return JsonResponse({"files": service.llm.tokenizer.files()})
+        files = await asyncio.to_thread(service.llm.tokenizer.files)  # they go over the disk
+        return JsonResponse({"files": files})
 
     return router
 

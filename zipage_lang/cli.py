@@ -105,8 +105,12 @@ def describe(mistake: TyperException) -> str:
 
 
 def _nearest(typed: str, offered: str) -> str:
-    """Of the words that typer offers the one that is most like what was typed."""
-    return max(offered.split(", "), key=lambda word: SequenceMatcher(None, typed, word).ratio())
+    """Of the words that typer offers: one that begins so, else the one most like what was typed."""
+
+    def likeness(word: str) -> tuple[bool, float]:
+        return word.startswith(typed), SequenceMatcher(None, typed, word).ratio()
+
+    return max(offered.split(", "), key=likeness)
 
 
 app = typer.Typer(

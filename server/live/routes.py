@@ -4,6 +4,7 @@ Knows nothing of how pictures are taken or drawn.
 """
 
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def install_dashboard(app: FastAPI, service: Service) -> None:
         return
     watcher = Watcher(service)
     page = PAGE.read_text(encoding="utf-8")
+    server = uuid.uuid4().hex  # a page outlives it: counts of the next one begin anew
 
     @app.get("/dashboard", response_class=HTMLResponse, tags=["live page"])
     async def dashboard() -> HTMLResponse:
@@ -55,10 +57,11 @@ def install_dashboard(app: FastAPI, service: Service) -> None:
         after: int = Query(0, ge=0, le=2**53, description="compactions seen: leave out up to here"),
         since: float = Query(0.0, ge=0, le=1e12, description="history seen, seconds since 1970"),
     ) -> JsonResponse:
-        """What the page draws. Lengths and counts only: no token, no text, no whole request id."""
+        """What the page draws. Lengths and counts only: no token, no text, no request id."""
         snapshot = await watcher.look()
         return JsonResponse(
             {
+                "server": server,
                 "state": service.state,
                 "failure": _first_line(service.failure),
                 "num_restarts": service.num_restarts,

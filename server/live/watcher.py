@@ -40,6 +40,7 @@ class Watcher:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._latest: Snapshot | None = None
+        self._engine = 0  # whose it is
         self._history: deque[Moment] = deque(maxlen=HISTORY_LEN)
         self._taking: asyncio.Task[None] | None = None
         self._next_at = 0.0
@@ -52,6 +53,8 @@ class Watcher:
 
     async def look(self) -> Snapshot | None:
         """The newest picture, a new one if the last is old enough; None while no engine is up."""
+        if self._engine != self._service.num_restarts:  # no picture of an engine that is gone
+            self._engine, self._latest, self._next_at = self._service.num_restarts, None, 0.0
         if self._taking is None and time.monotonic() >= self._next_at:
             self._taking = asyncio.create_task(self._take(), name="zipage-picture")
         if self._taking is not None:

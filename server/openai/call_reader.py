@@ -34,9 +34,13 @@ class CallReader:
         self._arguments: str | None = None  # written before the name was known
         self._has_arguments = False
 
-    def feed(self, character: str) -> list[CallPiece]:
+    def run_len(self, text: str, at: int) -> int:
+        """How much of `text` from `at` on `feed` takes at once."""
+        return self._scanner.run_len(text, at)
+
+    def feed(self, run: str) -> list[CallPiece]:
         pieces: list[CallPiece] = []
-        for event, text in self._scanner.feed(character):
+        for event, text in self._scanner.feed(run):
             if event is Event.KEY:
                 self._key, self._value = text, ""
                 self.is_broken |= self.name is None and text not in CALL_KEYS

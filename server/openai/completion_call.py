@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from zipage_lang.frontend.input_checks import check_prompt
 from zipage_lang.frontend.outputs import RequestOutput
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.server.api_error import ApiError
@@ -24,7 +25,7 @@ from zipage_lang.server.openai.completion_logprobs import CompletionLogprobs
 from zipage_lang.server.openai.completion_request import CompletionRequest
 from zipage_lang.server.openai.grammar_fields import grammar_of
 from zipage_lang.server.openai.model_traits import ModelTraits
-from zipage_lang.server.openai.sampling import kv_params, sampling_params
+from zipage_lang.server.openai.sampling import bad_field, kv_params, sampling_params
 from zipage_lang.server.service import Service
 from zipage_lang.server.side_by_side import gathered, merged
 
@@ -183,5 +184,7 @@ def _echo(service: Service, body: CompletionRequest, ids: list[int], place: int)
     prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[place]
     if isinstance(prompt, str):
         return prompt
+    with bad_field("prompt"):
+        check_prompt(ids, service.ready)  # what is no token has no text either
     skips = body.skip_special_tokens is not False
     return service.llm.tokenizer.decode(ids, skip_special_tokens=skips)

@@ -1,4 +1,4 @@
-"""Follows one JSON object character by character and tells its members while they are written.
+"""Follows one JSON object as it is written and tells its members while they are written.
 
 Only what is needed to find the ends of members is checked; what stands inside a value is not.
 Knows nothing of tool calls or of models.
@@ -6,10 +6,12 @@ Knows nothing of tool calls or of models.
 
 import enum
 import json
+import re
 from typing import NamedTuple
 
 WHITESPACE = " \t\n\r"
 _CLOSING = {"{": "}", "[": "]"}
+_PLAIN = re.compile(r'[^"\\]+')
 
 
 class Event(enum.Enum):
@@ -47,7 +49,7 @@ VALUE_END = Found(Event.VALUE_END)
 
 
 class ObjectScanner:
-    """One object. Feed it characters until it says END or BROKEN."""
+    """One object. Feed it characters, or runs of them, until it says END or BROKEN."""
 
     def __init__(self) -> None:
         self._state = _State.START
@@ -56,8 +58,14 @@ class ObjectScanner:
         self._is_quoted = self._is_escaped = False
         self._kind = ""  # first character of the value
 
+    def run_len(self, text: str, at: int) -> int:
+        """How much of `text` from `at` on `feed` takes at once: in quotes, up to the next mark."""
+        is_plain = self._state is _State.IN_VALUE and self._is_quoted and not self._is_escaped
+        run = _PLAIN.match(text, at) if is_plain else None
+        return len(run[0]) if run else 1
+
     def feed(self, character: str) -> list[Found]:
-        """What this character means; a bare value is ended by the one behind it."""
+        """What a character means, or a run; a bare value is ended by the character behind it."""
         if self._state is _State.IN_VALUE:
             return self._in_value(character)
         if self._state is _State.KEY:

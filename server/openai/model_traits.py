@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zipage_lang.frontend.async_llm import AsyncLLM
+from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.server.config import ToolFormat
 from zipage_lang.server.openai.tool_formats import HERMES, LLAMA, ToolSyntax
 from zipage_lang.server.service import Service
@@ -90,8 +91,10 @@ def _recommended(model_path: Path) -> dict[str, Any]:
     if not model_path.is_dir() or not path.is_file():
         return {}
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        log.warning("%s can't be read, so sampling defaults are 1.0: %s", path, error)
+        said = dict(json.loads(path.read_text(encoding="utf-8")))
+        chosen = {name: said[name] for name in DEFAULT_FIELDS if said.get(name) is not None}
+        SamplingParams(**chosen)  # else each request would be refused for them
+    except (OSError, TypeError, ValueError) as error:
+        log.warning("%s is of no use, so sampling defaults are 1.0: %s", path, error)
         return {}
-    return {name: said[name] for name in DEFAULT_FIELDS if said.get(name) is not None}
+    return chosen

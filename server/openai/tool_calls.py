@@ -67,8 +67,9 @@ class HermesParser:
             if self._call is None:
                 at = self._outside(text, at, pieces)
             else:
-                self._inside(self._call, text[at], pieces)
-                at += 1
+                end = at + self._call.run_len(text, at)
+                self._inside(self._call, text[at:end], pieces)
+                at = end
         return pieces
 
     def finish(self) -> list[Piece]:
@@ -101,13 +102,13 @@ class HermesParser:
         if not self._awaits_close:
             pieces += self._text.add(text)
 
-    def _inside(self, call: CallReader, character: str, pieces: list[Piece]) -> None:
+    def _inside(self, call: CallReader, run: str, pieces: list[Piece]) -> None:
         was_named = call.name is not None
-        found = call.feed(character)
+        found = call.feed(run)
         if self._max_calls is None or call.index < self._max_calls:
             pieces += found
         if not was_named:
-            self._raw += character
+            self._raw += run
             self.num_calls += call.name is not None
         if call.is_over or call.is_broken:
             self._leave(call, pieces)
@@ -140,13 +141,16 @@ class LlamaParser:
 
     def feed(self, text: str) -> list[Piece]:
         pieces: list[Piece] = []
-        for place, character in enumerate(text):
+        at = 0
+        while at < len(text):
             if self._is_text:
-                return pieces + self._text.add(text[place:])
+                return pieces + self._text.add(text[at:])
+            end = at + (1 if self._call is None else self._call.run_len(text, at))
             if self._call is None:
-                self._between(character, pieces)
+                self._between(text[at], pieces)
             else:
-                self._inside(self._call, character, pieces)
+                self._inside(self._call, text[at:end], pieces)
+            at = end
         return pieces
 
     def finish(self) -> list[Piece]:
@@ -170,11 +174,11 @@ class LlamaParser:
         if not PYTHON_TAG.startswith(lead):
             self._give_up(pieces)
 
-    def _inside(self, call: CallReader, character: str, pieces: list[Piece]) -> None:
+    def _inside(self, call: CallReader, run: str, pieces: list[Piece]) -> None:
         was_named = call.name is not None
-        found = call.feed(character)
+        found = call.feed(run)
         if not was_named:
-            self._raw += character
+            self._raw += run
             self.num_calls += self._is_call(call)
         is_call = self._is_call(call)
         if is_call:

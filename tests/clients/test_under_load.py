@@ -3,6 +3,8 @@
 Knows nothing of how long things take.
 """
 
+import sys
+
 import pytest
 
 
@@ -26,6 +28,16 @@ def test_streams_end_properly_and_vanished_clients_leave_no_block_behind(server,
     vanishing = result["vanishing"]
     assert (vanishing["num_left"], vanishing["num_stayed"]) == (6, 6)
     assert vanishing["num_aborted"] == 6
+
+
+def test_a_server_that_does_not_start_is_not_left_behind(benchmark_file, monkeypatch):
+    servers = benchmark_file("server_process")
+    monkeypatch.setattr(servers, "START_LIMIT_S", 0.2)
+    server = servers.ServerProcess([sys.executable, "-c", "import time; time.sleep(600)"])
+    process = server.process
+    with pytest.raises(AssertionError, match="no line"):
+        server.__enter__()
+    assert not process.is_running()
 
 
 def test_a_stream_that_is_cut_short_is_noticed(benchmark_file):

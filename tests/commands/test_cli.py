@@ -69,6 +69,7 @@ def test_loading_a_command_brings_no_torch_and_no_server(name):
         (["generate"], "missing argument 'prompt' (see `"),
         (["generate", "a", "b"], "unexpected extra argument"),
         (["generate", "hi", "--max-runing", "3"], "; did you mean --max-running?"),
+        (["generate", "hi", "--tempe", "3"], "; did you mean --temperature?"),  # not --dtype
         (["generate", "hi", "--max-running", "many"], "--max-running"),
         (["generate", "hi", "--kv-mode", "on"], "'on' is not one of 'off', 'fixed', 'adaptive'"),
         (["generate", "hi", "--temperature", "-1"], "temperature=-1.0 must be"),

@@ -66,10 +66,21 @@ def test_a_model_that_is_not_here_says_how_to_get_it(monkeypatch, tmp_path):
     assert ("warn", "zipage models pull smollm2-135m") in [(f.status, f.advice) for f in lines]
 
 
-def test_a_temporary_folder_too_deep_for_sockets_is_missing_something(monkeypatch):
-    monkeypatch.setattr("tempfile.gettempdir", lambda: "/tmp/" + "x" * 80)
+def test_a_temporary_folder_too_deep_for_sockets_is_no_trouble(monkeypatch, tmp_path):
+    """A socket's path may have about 100 characters; the engine's go to /tmp then."""
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
     finding = next(f for f in doctor_machine.machine_findings() if f.name == "sockets")
-    assert (finding.status, finding.advice) == ("missing", "set TMPDIR to a shorter one")
+    assert (finding.status, finding.value) == ("ok", "the engine talks through /tmp")
+    assert list(deep.iterdir()) == []
+
+
+def test_a_temporary_folder_that_is_not_there_is_missing_something(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    finding = next(f for f in doctor_machine.machine_findings() if f.name == "sockets")
+    assert (finding.status, str(tmp_path) in finding.value) == ("missing", True)
+    assert finding.advice == "set TMPDIR to a folder that can be written to"
 
 
 def test_an_extra_that_is_not_installed_is_a_warning(monkeypatch):

@@ -36,7 +36,6 @@ def server(port, smollm2, tmp_path_factory):
     """The first block of the page, on a free port; stopped as the page says."""
     (first, *_) = (block for block in blocks(PAGE) if block.language in SHELL)
     assert first.code == START
-    pytest.importorskip("uvicorn")
     words = on_port(first.code, port).split()
     log = tmp_path_factory.mktemp("serve") / "log.txt"
     with log.open("w") as stderr:
@@ -71,7 +70,6 @@ def shell(block, port):
 
 
 def test_python_blocks_of_the_page_run_in_order_and_print_what_they_say(server, port, capsys):
-    pytest.importorskip("openai")
     wait_until_ready(server, port)
     session = {"__name__": "page"}
     outputs = []

@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from zipage_lang.runtime.constraint import UNSPELT
 from zipage_lang.runtime.constraints import Constraints
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.think_params import ThinkParams
@@ -338,3 +339,14 @@ def test_a_constraint_made_again_from_its_tokens_goes_on_the_same(plain, seed, c
     assert again.standing == whole.standing
     if tokens[-1] != EOS:
         assert allowed(again, PLAIN) == allowed(whole, PLAIN)
+
+
+def test_a_grammar_that_no_token_can_spell_says_so(plain):
+    sampling = SamplingParams(regex="aÅ")
+    plain.prepare(sampling)
+    constraint = plain.make(sampling, [])
+    assert allowed(constraint, PLAIN) == [ord("a")]
+    constraint.accept(ord("a"))
+    assert constraint.standing.error is None
+    assert allowed(constraint, PLAIN) == []
+    assert constraint.standing.error == UNSPELT

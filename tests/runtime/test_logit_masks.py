@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from zipage_lang.runtime.constraint import Followers, Standing
+from zipage_lang.runtime.draws import NO_TOKEN, Draws
 from zipage_lang.runtime.logit_masks import MASKED_LINES, ConstrainedRows, mask_lines
 from zipage_lang.runtime.token_bits import num_words, pack, unpack
 
@@ -90,5 +91,20 @@ def test_many_constrained_rows_are_masked_in_any_order():
 def test_draws_are_told_once():
     constraint = Allow([1], 8)
     followers = Followers({2: constraint})
-    assert followers.tell([5, 6, 7]) == followers.tell([5, 6, 7]) == {2: Standing()}
+    told = [followers.tell([5, 6, 7], [1, 0, 0]) for _ in range(2)]
+    assert told == [{2: Standing()}] * 2
     assert constraint.told == [7]
+
+
+def test_a_broken_line_tells_its_constraints_cause_where_there_is_one():
+    stuck, fine = Allow([], 8), Allow([1], 8)
+    stuck.standing = Standing(error="nothing fits")
+    drawn = torch.tensor([[5, 6], [1, 1]])
+    draws = Draws((0, 3), drawn, (None, None), None, Followers({0: stuck, 1: fine}))
+    assert [sample.error for sample in draws.samples()] == ["nothing fits", NO_TOKEN]
+
+
+def test_a_line_that_drew_nothing_is_told_nothing():
+    constraint = Allow([1], 8)
+    assert Followers({1: constraint}).tell([5, 6], [0, 1]) == {1: Standing()}
+    assert constraint.told == []

@@ -131,9 +131,7 @@ snapshots = st.builds(
     nodes=st.lists(st.builds(NodeView, *[counts] * 2, st.booleans(), *[counts] * 5), max_size=2),
     num_nodes=counts,
     requests=st.lists(
-        st.builds(
-            RequestView, *[counts] * 2, *[names] * 2, *[counts] * 7, *[names] * 2, *[counts] * 5
-        ),
+        st.builds(RequestView, *[counts] * 2, names, *[counts] * 7, *[names] * 2, *[counts] * 5),
         max_size=2,
     ),
     num_requests=counts,

@@ -78,12 +78,7 @@ def test_a_request_is_shown_with_its_lengths_and_every_compaction():
         simulation.step()
     snapshot = take(simulation)
     (view,) = snapshot.requests
-    assert (view.label, view.status, view.mode, view.policy) == (
-        "est-id",
-        "running",
-        "fixed",
-        "random",
-    )
+    assert (view.status, view.mode, view.policy) == ("running", "fixed", "random")
     assert (view.protected_len, view.budget, view.interval) == (5, 8, 4)
     assert (view.compactions, view.dropped) == (3, 12)
     assert view.logical_len - view.resident_len == 12

@@ -1,6 +1,7 @@
 """How errors look to clients, whatever causes them. Knows nothing of the routes' answers."""
 
 import json
+import logging
 
 import pytest
 from starlette.requests import Request
@@ -81,6 +82,17 @@ def test_what_nobody_expected_is_a_500_that_names_the_request(with_app, caplog):
     assert "mine" not in response.text
     assert response.headers["x-request-id"] == "call-7"
     assert "KeyError: 'mine'" in caplog.text
+
+
+def test_a_path_can_not_write_log_lines_of_its_own(with_app, caplog):
+    caplog.set_level(logging.INFO, "zipage")
+
+    async def use(app):
+        return await app.get("/a%0A12:00:00%20INFO%20forged%1B[2J")
+
+    assert with_app(use, starts=False, log_requests=True).status_code == 404
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "zipage.access"]
+    assert line.startswith("GET /a%0A12:00:00%20INFO%20forged%1B%5B2J 404 in")
 
 
 def test_retry_after_is_in_whole_seconds_and_never_zero():

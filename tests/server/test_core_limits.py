@@ -78,20 +78,21 @@ class Rates:
 
     def __init__(self, per_minute):
         self.now = 0.0
-        self.limit = RateLimit(self._answer, per_minute=per_minute, clock=lambda: self.now)
+        self.limit = RateLimit(
+            self._answer,
+            per_minute=per_minute,
+            name_of=lambda scope: scope["client"][0],
+            clock=lambda: self.now,
+        )
 
-    def ask(self, client="1.2.3.4", key=None, method="POST"):
+    def ask(self, client="1.2.3.4", method="POST"):
         """(status, Retry-After)."""
         messages = []
 
         async def send(message):
             messages.append(message)
 
-        headers = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
-        scope = {
-            "type": "http", "method": method, "path": "/", "headers": headers,
-            "client": (client, 1),
-        }  # fmt: skip
+        scope = {"type": "http", "method": method, "path": "/", "client": (client, 1)}
         asyncio.run(self.limit(scope, None, send))
         return messages[0]["status"], dict(messages[0]["headers"]).get(b"retry-after")
 
@@ -111,13 +112,19 @@ def test_a_client_may_use_its_minute_at_once_and_then_waits():
     assert [rates.ask()[0] for _ in range(4)] == [200, 200, 200, 429]
 
 
-def test_clients_and_keys_have_a_rate_each_and_reading_is_free():
+def test_clients_have_a_rate_each_and_reading_is_free():
     rates = Rates(per_minute=1)
-    assert rates.ask("a")[0] == 200
-    assert rates.ask("b")[0] == 200
-    assert rates.ask("a", key="k")[0] == 200
-    assert rates.ask("b", key="k")[0] == 429
+    assert [rates.ask("a")[0], rates.ask("b")[0], rates.ask("a")[0]] == [200, 200, 429]
     assert rates.ask("a", method="GET")[0] == 200
+
+
+@pytest.mark.parametrize(("keys", "second"), [(("k1", "k2"), 200), ((), 429)])
+def test_a_key_has_a_rate_of_its_own_only_where_it_is_one_of_the_servers(with_app, keys, second):
+    async def use(app):
+        asks = [{"authorization": f"Bearer {key}"} for key in ("k1", "k2")]
+        return [(await app.post("/tokenize", {"prompt": "1"}, headers=h)).status_code for h in asks]
+
+    assert with_app(use, rate_limit=1, api_keys=keys) == [200, second]
 
 
 def test_the_rate_limit_is_in_front_of_the_routes(with_app):

@@ -3,12 +3,16 @@
 import asyncio
 import itertools
 import json
+import threading
 
 import pytest
 
+from zipage_lang.frontend.outputs import RequestOutput
+from zipage_lang.runtime.messages import LogprobEntry
 from zipage_lang.runtime.sampling_params import SamplingParams
-from zipage_lang.server import held_states
+from zipage_lang.server import held_states, service
 from zipage_lang.server.held_states import HeldStates
+from zipage_lang.server.native_wire import DeltaWriter
 
 PROMPT = [30, 31, 32]  # the scripted engine says it again, and then the end of sequence
 
@@ -155,6 +159,34 @@ def test_tokens_and_text_go_both_ways(shared_app):
     assert chat["tokens"][: tokens["count"]] == tokens["tokens"]
 
 
+def test_a_tokenizer_at_work_on_much_does_not_hold_up_the_loop(with_app, monkeypatch):
+    monkeypatch.setattr(service, "LONG_TEXT", 4)
+    own, others = [], []
+
+    async def use(app):
+        tokenizer, loop_thread = app.service.llm.tokenizer, threading.get_ident()
+
+        def watched(name):
+            work = getattr(tokenizer, name)
+
+            def noting(*arguments):
+                (own if threading.get_ident() == loop_thread else others).append(name)
+                return work(*arguments)
+
+            return noting
+
+        for name in ("encode", "decode", "files"):
+            monkeypatch.setattr(tokenizer, name, watched(name))
+        for size in (3, 4):
+            await app.post("/tokenize", {"prompt": "1" * size})
+            await app.post("/detokenize", {"tokens": [30] * size})
+        await app.get("/tokenizer_files")
+
+    with_app(use)
+    assert own == ["encode", "decode"]
+    assert others == ["encode", "decode", "files"]
+
+
 def test_special_tokens_are_told_by_name(shared_app):
     info = shared_app.get("/tokenizer_info").json()
     assert info["eos_token"] == "<eos>"
@@ -217,3 +249,24 @@ def test_a_held_state_is_let_go_when_nobody_uses_it_for_long():
         return early, released
 
     assert asyncio.run(work()) == ([["a"]], [["a"], ["c"]])
+
+
+def test_every_sample_of_a_request_is_told_the_prompts_logprobs_once():
+    writer = DeltaWriter(has_thinking=False)
+    scored = [None, LogprobEntry(7, -0.5, 1, [])]
+
+    def told(sample_index, num_tokens, prompt_logprobs):
+        output = RequestOutput(
+            request_id="a",
+            prompt_token_ids=[5, 7],
+            sample_index=sample_index,
+            token_ids=[1] * num_tokens,
+            prompt_logprobs=prompt_logprobs,
+        )
+        return writer.delta(output).prompt_logprobs
+
+    assert told(1, 1, None) is None  # the engine tells them with sample 0's first output
+    assert told(0, 1, scored) == scored
+    assert told(1, 2, scored) == scored
+    assert told(0, 2, scored) is None
+    assert told(1, 3, scored) is None

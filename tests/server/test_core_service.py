@@ -10,6 +10,8 @@ from zipage_lang.frontend.errors import (
     EngineStartError,
     RequestError,
 )
+from zipage_lang.runtime.constraint import UNSPELT
+from zipage_lang.runtime.draws import NO_TOKEN
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.server import supervisor
 from zipage_lang.server.api_error import ApiError
@@ -139,17 +141,16 @@ def test_over_the_bound_of_samples_new_ones_are_told_to_come_back(with_app, scri
 
 
 def test_what_the_engine_raises_has_the_status_that_fits():
-    def told(error, sampling=None):
-        with pytest.raises(ApiError) as raised, engine_errors(sampling):
+    def told(error):
+        with pytest.raises(ApiError) as raised, engine_errors():
             raise error
         return raised.value.status, raised.value.code
 
     waits = "9 requests wait already (max_waiting); try again later"
     assert told(RequestError("a", waits)) == (503, "overloaded")
     assert told(RequestError("a", "unknown kv policy 'x'")) == (400, None)
-    nothing = RequestError("a", "no token could be drawn", has_run=True)
-    assert told(nothing) == told(nothing, SamplingParams()) == (500, None)
-    assert told(nothing, SamplingParams(regex="Å")) == (400, "no_token_left")
+    assert told(RequestError("a", NO_TOKEN, has_run=True)) == (500, None)
+    assert told(RequestError("a", UNSPELT, has_run=True)) == (400, "no_token_left")
     assert told(ValueError("top_p=7")) == (400, None)
     assert told(EngineDiedError("exit code 1")) == (503, "engine_died")
     assert told(EngineClosedError("closed")) == (503, "draining")
@@ -186,7 +187,7 @@ def test_an_engine_that_does_not_start_is_told_to_who_starts_it(command):
 
 @pytest.fixture
 def quick_restarts(monkeypatch):
-    monkeypatch.setattr(supervisor, "BACKOFF_S", (0.3, 0.01, 0.01))
+    monkeypatch.setattr(supervisor, "BACKOFF_S", (0.3, 0.01))
 
 
 @pytest.mark.parametrize("streams", [True, False])
@@ -235,6 +236,36 @@ def test_an_engine_that_dies_again_and_again_is_given_up(with_app, script, quick
     assert health.status_code == 503
     assert generate.json()["error"]["code"] == "dead"
     assert "given up" in caplog.text
+
+
+class DyingEngine:
+    """As much of an engine as a supervisor sees: it has died already."""
+
+    async def wait_end(self):
+        return "exit code 1"
+
+    async def close(self):
+        pass
+
+
+def test_no_error_of_a_start_leaves_a_server_starting_for_ever(quick_restarts, caplog):
+    async def watched():
+        starts = iter([DyingEngine()])
+
+        async def start():
+            engine = next(starts, None)
+            if engine is None:
+                raise RuntimeError("nobody thought of this")
+            return engine
+
+        watcher = supervisor.Supervisor(start)
+        await watcher.start()
+        await until(lambda: watcher.state == "dead")
+        await watcher.close()
+        return watcher.failure
+
+    assert "nobody thought of this" in asyncio.run(watched())
+    assert "not foreseen" in caplog.text
 
 
 def test_a_drain_waits_for_those_who_run_and_lets_nobody_in(with_app, script):

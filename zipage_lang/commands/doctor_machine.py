@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from zipage_lang.runtime.model_store import list_models, zipage_home
 
 LEAST_MEMORY = 4 * 2**30
 LEAST_DISK = 5 * 2**30
-LONGEST_FOLDER = 60  # characters: sockets' paths may have about 100
 NOT_FOR_USERS = ("test", "docs", "dev")
 
 
@@ -71,10 +69,16 @@ def _disk() -> Finding:
 
 
 def _sockets() -> Finding:
-    folder = tempfile.gettempdir()
-    if len(folder) > LONGEST_FOLDER:
-        return bad("sockets", f"{folder} is too long a path", "set TMPDIR to a shorter one")
-    return good("sockets", f"the engine talks through {folder}")
+    """A folder for them is made as the engine's client makes it."""
+    from zipage_lang.frontend.engine_sockets import make_folder
+
+    try:
+        folder = make_folder()
+    except OSError as error:
+        advice = "set TMPDIR to a folder that can be written to"
+        return bad("sockets", f"no folder for them: {error}", advice)
+    folder.rmdir()
+    return good("sockets", f"the engine talks through {folder.parent}")
 
 
 def _compiler() -> Finding:

@@ -81,7 +81,6 @@ def facts_of(name: str) -> ModelFacts:
         path = resolve_model(name)
     except ValueError as error:
         near = difflib.get_close_matches(key, MODEL_SHAPES, n=1)
-        near = difflib.get_close_matches(key, MODEL_SHAPES, n=1)
         if not near:
             raise
         raise ValueError(f"{error}; did you mean {near[0]!r}?") from error

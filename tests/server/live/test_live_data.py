@@ -76,6 +76,22 @@ def test_a_costly_picture_is_taken_less_often(with_app, monkeypatch):
     assert with_app(use) == 0.05 / watcher.MAX_SHARE
 
 
+def test_a_new_engine_is_looked_at_at_once(with_app, monkeypatch):
+    """Its compactions are counted from 1 again: the last picture of the old one would mislead."""
+
+    async def use(app):
+        counting(app, monkeypatch, make_snapshot(step=900, taken_s=0.05))
+        await app.get("/dashboard/data")
+        counting(app, monkeypatch, make_snapshot(step=2))
+        before = (await app.get("/dashboard/data")).json()
+        app.service._supervisor.num_restarts += 1
+        return before, (await app.get("/dashboard/data")).json()
+
+    before, after = with_app(use)
+    assert (before["num_restarts"], before["snapshot"]["step"]) == (0, 900)
+    assert (after["num_restarts"], after["snapshot"]["step"]) == (1, 2)
+
+
 def test_a_slow_engine_does_not_hold_the_page_up(with_app, monkeypatch):
     monkeypatch.setattr(watcher, "PATIENCE_S", 0.05)
 
@@ -142,13 +158,13 @@ def test_strange_parameters_are_refused(with_app):
     assert with_app(use, starts=False) == [400, 400, 400, 400]
 
 
-def test_no_token_no_text_and_no_whole_id_is_told(start_real_server):
+def test_no_token_no_text_and_no_request_id_is_told(start_real_server):
     import httpx2
 
     server = start_real_server(ENGINE)
     body = {
         "input_ids": [101, 102, 103, 104, 105, 106, 107, 108, 109],
-        "request_id": "a-secret-request-id",
+        "request_id": "sesame",
         "sampling_params": {"max_tokens": 60, "ignore_eos": True},
         "stream": True,
     }
@@ -159,6 +175,6 @@ def test_no_token_no_text_and_no_whole_id_is_told(start_real_server):
         assert sum(1 for _ in lines) > 0
     data = json.loads(text)
     assert data["snapshot"]["num_requests"] == 1
-    assert "a-secret-request-id" not in text
+    assert "sesame" not in text
     assert "101,102" not in text.replace(" ", "")
     assert len(text) < 20_000

@@ -135,6 +135,17 @@ def test_a_tooth_is_drawn_for_every_compaction_and_no_more(page, server, load):
         assert ends
 
 
+def test_a_new_server_behind_an_open_page_is_a_new_beginning(page, server, load):
+    """It counts compactions and restarts from the start again, as its engine is its first."""
+    open_live(page, server)
+    before = "{server: 'the one before', after: 1e9, since: 1e11, history: []}"
+    page.run(f"seen.teeth.clear(), Object.assign(seen, {before}), 1")
+    page.wait_for("seen.history.length > 0")
+    page.wait_for("[...seen.teeth.values()].some(teeth => teeth.length >= 2)")
+    assert page.run("seen.after < 1e9")
+    assert not page.run("document.getElementById('banner').textContent.includes('back')")
+
+
 def test_it_says_when_the_engine_dies_and_recovers_by_itself(page, server, load):
     open_live(page, server)
     page.wait_for("document.querySelectorAll('.request').length > 0")

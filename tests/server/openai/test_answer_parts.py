@@ -169,8 +169,9 @@ def test_a_model_says_itself_how_it_thinks_calls_and_samples(tmp_path):
     assert traits_of(tmp_path, "", ["<tool_call>"], ["<tool_call>"]).hides_tool_tags
 
 
-def test_a_broken_generation_config_only_costs_the_defaults(tmp_path):
-    (tmp_path / "generation_config.json").write_text("{")
+@pytest.mark.parametrize("said", ["{", "5", "[1]", '{"top_p": 0}', '{"temperature": "hot"}'])
+def test_a_broken_generation_config_only_costs_the_defaults(tmp_path, said):
+    (tmp_path / "generation_config.json").write_text(said)
     assert traits_of(tmp_path).sampling == {}
 
 

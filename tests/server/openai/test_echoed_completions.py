@@ -32,9 +32,12 @@ def test_a_prompt_comes_in_four_forms(echo, prompt, texts):
         assert [choice["finish_reason"] for choice in own] == [None] * (len(own) - 1) + ["stop"]
 
 
-@pytest.mark.parametrize("prompt", [None, [], [[]], [1, "a"], 7, ["a", [1]], [-1], [5000], [True]])
-def test_anything_else_is_no_prompt(echo, prompt):
-    status, error = echo.refused(COMPLETIONS, prompt=prompt)
+@pytest.mark.parametrize("echoes", [False, True])
+@pytest.mark.parametrize(
+    "prompt", [None, [], [[]], [1, "a"], 7, ["a", [1]], [-1], [5000], [10**14], [True]]
+)
+def test_anything_else_is_no_prompt(echo, prompt, echoes):
+    status, error = echo.refused(COMPLETIONS, prompt=prompt, echo=echoes)
     assert (status, error["type"]) == (400, "invalid_request_error")
     assert error["param"] in (None, "prompt")
 

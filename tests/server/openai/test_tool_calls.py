@@ -88,6 +88,13 @@ def test_a_call_is_read_back_at_every_cut():
         assert told == ("So:", [("f", '{"a": ["}", "\\""]}')])
 
 
+@pytest.mark.parametrize("parser", [HermesParser(), LlamaParser(NAMES)])
+def test_a_long_text_in_a_call_is_not_told_character_by_character(parser):
+    call = json.dumps({"name": "f", "arguments": {"a": "b" * 10_000}})
+    opened = "<tool_call>" if isinstance(parser, HermesParser) else ""
+    assert len(parser.feed(opened + call)) < 20
+
+
 def test_text_around_calls_is_kept_without_the_whitespace_at_its_end():
     call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     assert hermes(f"Let me see.\n\n{call}\n") == ("Let me see.", [("f", '{"a": 1}')])
