@@ -7,9 +7,9 @@ What goes over the wire (JSON; a field that is left out has its default):
     POST /generate  {"input_ids", "sampling_params", "kv", "group_id", "request_id", "parent_id",
                      "hold", "stream": true, "stream_format": "delta"}
          -> events {"request_id", "sample_index", "text_delta", "token_ids" (new ones),
-                    "logprobs" (of the new ones), "prompt_logprobs" (once a sample), "thinking" and "answer"
-                    (all so far, with thinking control), "finish_reason", "stop_reason", "usage",
-                    "kv"}, then [DONE]; or {"error": {"message", "code"}}
+                    "logprobs" (of the new ones), "prompt_logprobs" (once a sample), "thinking"
+                    and "answer" (all so far, with thinking control), "finish_reason",
+                    "stop_reason", "usage", "kv"}, then [DONE]; or {"error": {"message", "code"}}
     POST /abort_request {"group_id"},  POST /release {"request_ids"}
     POST /flush_cache,  GET /server_info  -> counters
 
