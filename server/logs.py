@@ -3,9 +3,11 @@
 Knows nothing of what is logged.
 """
 
+import contextlib
 import logging
 import sys
 import time
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -15,15 +17,27 @@ from zipage_lang.server.request_scope import current_scope
 QUIET = ("uvicorn", "httpx2", "httpcore2", "asyncio")  # below warnings they tell nothing new
 
 
-def set_up_logs(log_format: LogFormat, level: int = logging.INFO) -> None:
-    """Send this process's log to stderr in that form. Replaces what was set up before."""
+@contextlib.contextmanager
+def logs_on_stderr(log_format: LogFormat, level: int = logging.INFO) -> Iterator[None]:
+    """This process's log goes to stderr in that form, in this block only."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
     handler.addFilter(_add_request_id)
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("zipage").setLevel(level)
-    for name in QUIET:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    root = logging.getLogger()
+    levels = {"": logging.WARNING, "zipage": level, **dict.fromkeys(QUIET, logging.WARNING)}
+    handlers, before = root.handlers, {name: logging.getLogger(name).level for name in levels}
+    root.handlers = [handler]
+    _set_levels(levels)
+    try:
+        yield
+    finally:
+        root.handlers = handlers
+        _set_levels(before)
+
+
+def _set_levels(levels: Mapping[str, int]) -> None:
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 def _add_request_id(record: logging.LogRecord) -> bool:

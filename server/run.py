@@ -21,7 +21,7 @@ from zipage_lang.runtime.garbage import calm_garbage_collector
 from zipage_lang.runtime.messages import Starting
 from zipage_lang.server.app import create_app
 from zipage_lang.server.config import ServerConfig
-from zipage_lang.server.logs import set_up_logs
+from zipage_lang.server.logs import logs_on_stderr
 from zipage_lang.server.service import Service
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -45,13 +45,15 @@ def serve(
     starts, else the log does. Raises ValueError for a port that can't be had, and what the
     engine's first start raises.
     """
-    set_up_logs(server_config.log_format)
     report = on_progress or _StageLog().note
 
     async def start_engine() -> AsyncLLM:
         return await AsyncLLM.start(engine_config, command=engine_command, on_progress=report)
 
-    with listen(server_config.host, server_config.port) as listener:
+    with (
+        logs_on_stderr(server_config.log_format),
+        listen(server_config.host, server_config.port) as listener,
+    ):
         service = Service(server_config, start_engine, num_rows=engine_config.scheduler.max_running)
         server = _Server(service, listener)
         server.run([listener])

@@ -5,6 +5,7 @@ Tests that run side by side (`make test`) leave each other their cores: one thre
 Knows nothing of what the helpers do.
 """
 
+import logging
 import os
 import pathlib
 import sys
@@ -41,6 +42,16 @@ def pytest_configure() -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"kernel inputs: --fresh-seed {config.getoption('--fresh-seed')}"
+
+
+@pytest.fixture(autouse=True)
+def logging_stays_as_it_was():
+    """A handler left behind writes to a stream that is closed, into some later test's output."""
+    before = list(logging.getLogger().handlers)
+    yield
+    left = [handler for handler in logging.getLogger().handlers if handler not in before]
+    logging.getLogger().handlers = before
+    assert not left, f"the root logger keeps {left}"
 
 
 @pytest.fixture(scope="session")
