@@ -31,6 +31,7 @@ class AddRequest(msgspec.Struct, tag="add", frozen=True, kw_only=True):
     kv: KVParams | None = None
     namespace: str = ""  # requests of other namespaces never share KV (cache salt, adapter)
     priority: int = 0  # lower goes first
+    tenant: str = ""  # whose it is: tenants that wait share the engine fairly
     group_id: str = ""  # requests that can be aborted together
     hold: bool = False  # keep the state after the end, for Fork, until Release
 
