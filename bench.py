@@ -87,8 +87,12 @@ def load_in_transformers(model: str, dtype: Any) -> Any:
 
     path = resolve_model(model)
     if path.suffix != ".gguf":
-        return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
-    config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        ).eval()
+    config = transformers.AutoConfig.from_pretrained(
+        path.parent, gguf_file=path.name, trust_remote_code=False
+    )
     loaded = transformers.AutoModelForCausalLM.from_config(config).eval()
     tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=loaded)["tensors"]
     loaded.load_state_dict(tensors, strict=False)

@@ -9,9 +9,10 @@ import importlib
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
-from zipage_lang.frontend.client import EngineClient, Stats
+from zipage_lang.frontend.client import ENGINE_TIMEOUT_S, EngineClient, Stats
 from zipage_lang.frontend.errors import RequestError, ZipageError
 from zipage_lang.frontend.input_checks import check_prompt, check_request
 from zipage_lang.frontend.outputs import Progress, RequestOutput
@@ -44,18 +45,21 @@ class AsyncLLM:
         config: EngineConfig,
         *,
         command: Sequence[str] | None = None,
+        engine_timeout_s: float = ENGINE_TIMEOUT_S,
         on_progress: Callable[[Starting], None] = lambda _: None,
     ) -> "AsyncLLM":
         """Start an engine process and load its model's tokenizer.
 
-        `command` and `on_progress` as in EngineClient.start. Raises EngineStartError or ValueError
-        (no tokenizer).
+        `command`, `engine_timeout_s` and `on_progress` as in EngineClient.start. Raises
+        EngineStartError or ValueError (no tokenizer).
         """
         helper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="zipage-start")
         try:
             # Importing it takes seconds: do so while the engine loads.
             helper.submit(importlib.import_module, "transformers")
-            client = await EngineClient.start(config, command=command, on_progress=on_progress)
+            client = await EngineClient.start(
+                config, command=command, engine_timeout_s=engine_timeout_s, on_progress=on_progress
+            )
             on_progress(Starting(stage="loading the tokenizer"))
             loop, model_path = asyncio.get_running_loop(), client.ready.model_path
             tokenizer = await _or_close(
@@ -65,6 +69,33 @@ class AsyncLLM:
         finally:
             helper.shutdown(wait=False, cancel_futures=True)
         return cls(client, tokenizer)
+
+    @classmethod
+    async def connect(
+        cls,
+        address: str,
+        keys: str | Path,
+        *,
+        tokenizer: str | Path | None = None,
+        engine_timeout_s: float = ENGINE_TIMEOUT_S,
+    ) -> "AsyncLLM":
+        """Join an engine that runs elsewhere, as EngineClient.connect does; errors as there.
+
+        `tokenizer`: a folder or GGUF file of this machine; None: where the engine has its model.
+        """
+        client = await EngineClient.connect(address, keys, engine_timeout_s=engine_timeout_s)
+        path = tokenizer or client.ready.model_path
+        return cls(client, await _or_close(client, asyncio.to_thread(load_tokenizer, path)))
+
+    @property
+    def silent_s(self) -> float:
+        """How long the engine has given no sign of life: some seconds in a long step."""
+        return self.client.silent_s
+
+    @property
+    def table_sizes(self) -> dict[str, int]:
+        """Entries of what is kept for requests that have not ended, and of pins, by name."""
+        return {**self.client.table_sizes, "pins": len(self.pins)}
 
     @property
     def ready(self) -> Ready:
@@ -87,6 +118,7 @@ class AsyncLLM:
         kv: KVParams | None = None,
         namespace: str = "",
         priority: int = 0,
+        tenant: str = "",
         group_id: str = "",
         hold: bool = False,
         request_id: str | None = None,
@@ -95,7 +127,8 @@ class AsyncLLM:
         """Stream one request; the samples of n > 1 come interleaved, told apart by sample_index.
 
         The request is sent when iteration starts; closing the iterator early aborts it. With
-        `parent_id` it starts from that request's state. Raises ValueError at once for bad input,
+        `parent_id` it starts from that request's state. `tenant`: whose it is, where several share
+        the engine. Raises ValueError at once for bad input,
         RequestError or EngineDiedError while iterating.
         """
         request, parent_id = self._new_request(
@@ -104,6 +137,7 @@ class AsyncLLM:
             kv=kv,
             namespace=namespace,
             priority=priority,
+            tenant=tenant,
             group_id=group_id,
             hold=hold,
             request_id=request_id,

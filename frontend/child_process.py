@@ -35,7 +35,7 @@ class ChildProcess:
         # A session of its own: Ctrl-C in the terminal is for the caller, not for the engine.
         self._process = subprocess.Popen(
             list(command),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # never written: that it is closed tells the child of our end
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,

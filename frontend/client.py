@@ -1,26 +1,26 @@
-"""The engine as seen from the caller's process: starts it, watches it, speaks ZMQ. Tokens only.
+"""The engine as seen from the caller's process: starts or joins it, watches it. Tokens only.
 
-Knows nothing of text, tokenizers or how the engine decides.
+Knows nothing of text, tokenizers, sockets or how the engine decides.
 """
 
 import asyncio
-import functools
 import logging
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from zipage_lang.frontend.child_process import ChildProcess
-from zipage_lang.frontend.engine_sockets import EngineSockets
+from zipage_lang.frontend.child_link import ChildLink
+from zipage_lang.frontend.engine_link import EngineLink
 from zipage_lang.frontend.errors import (
     EngineClosedError,
     EngineDiedError,
     EngineStartError,
     ZipageError,
 )
+from zipage_lang.frontend.pulse import Pulse
+from zipage_lang.frontend.remote_link import RemoteLink
 from zipage_lang.frontend.token_stream import TokenStream
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.messages import (
@@ -31,6 +31,7 @@ from zipage_lang.runtime.messages import (
     Fork,
     GetSnapshot,
     GetStats,
+    Hello,
     MessageError,
     Outputs,
     Ready,
@@ -49,6 +50,7 @@ from zipage_lang.runtime.snapshot import Snapshot
 # -P: the caller's folder must not shadow installed packages in the engine.
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "zipage_lang.runtime.engine_process")
 START_TIMEOUT_S = 900.0
+ENGINE_TIMEOUT_S = 300.0  # a step of a large model on a CPU may take minutes
 SHUTDOWN_GRACE_S = 3.0
 DRAIN_S = 0.05  # what the engine sent just before its end may still be on its way
 
@@ -57,32 +59,38 @@ Stats = dict[str, int | float | str]
 
 
 class EngineClient:
-    """One engine process and the only two sockets to it. Belongs to the event loop that started it.
+    """One engine and the only link to it. Belongs to the event loop that started or joined it.
 
-    When the process ends, whatever waits raises EngineDiedError, and later calls do so at once.
+    When the engine ends, or gives no sign of life for `engine_timeout_s`, whatever waits raises
+    EngineDiedError, and later calls do so at once.
     """
 
     ready: Ready
 
     def __init__(
         self,
-        command: Sequence[str] = ENGINE_COMMAND,
+        link: EngineLink,
+        *,
+        engine_timeout_s: float = ENGINE_TIMEOUT_S,
         on_progress: Callable[[Starting], None] = lambda _: None,
     ) -> None:
         self.num_malformed = 0  # engine messages that made no sense and were dropped
-        self._command = tuple(command)
+        self._link = link
         self._on_progress = on_progress
+        self._engine_timeout_s = engine_timeout_s
+        self._pulse = Pulse(engine_timeout_s)
         self._streams: dict[str, TokenStream] = {}
+        self._num_leaving: dict[str, int] = {}  # samples without a reader, and still without an end
         self._calls: dict[str, asyncio.Future[Any]] = {}
         self._failure: ZipageError | None = None
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_ready = False
-        self._exited = asyncio.Event()
         self._ended = asyncio.Event()
-        self._child: ChildProcess | None = None
-        self._tasks: list[asyncio.Task[None]] = []
         self._closing: asyncio.Task[None] | None = None
-        self._sockets = EngineSockets()
+        self._tasks = [
+            asyncio.create_task(self._receive(), name="zipage-receive"),
+            asyncio.create_task(self._watch(), name="zipage-watch"),
+        ]
 
     @classmethod
     async def start(
@@ -91,6 +99,7 @@ class EngineClient:
         *,
         command: Sequence[str] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
+        engine_timeout_s: float = ENGINE_TIMEOUT_S,
         on_progress: Callable[[Starting], None] = lambda _: None,
     ) -> "EngineClient":
         """Spawn an engine and wait until it takes requests.
@@ -99,23 +108,46 @@ class EngineClient:
         `on_progress` hears what the engine is at meanwhile.
         Raises EngineStartError with the reason; nothing is left behind then.
         """
-        client = cls(command or ENGINE_COMMAND, on_progress)
-        try:
-            client._spawn(config)
-            await asyncio.wait_for(client._started, start_timeout_s)
-        except TimeoutError as error:
-            await client.close()
-            raise EngineStartError(f"the engine was not ready in {start_timeout_s:g} s") from error
-        except BaseException:
-            await client.close()
-            raise
+        link = ChildLink(command or ENGINE_COMMAND, config)
+        client = cls(link, engine_timeout_s=engine_timeout_s, on_progress=on_progress)
+        await client._wait_ready(start_timeout_s)
+        return client
+
+    @classmethod
+    async def connect(
+        cls,
+        address: str,
+        keys: str | Path,
+        *,
+        start_timeout_s: float = START_TIMEOUT_S,
+        engine_timeout_s: float = ENGINE_TIMEOUT_S,
+    ) -> "EngineClient":
+        """Join an engine that was started elsewhere with `zipage engine run`, as its one client.
+
+        `address`: tcp://host:port. `keys`: a folder with this client's keys and the engine's public
+        one. Raises ValueError for an address or keys that won't do, EngineStartError where the
+        engine can't be reached, refuses these keys, or has a client.
+        """
+        client = cls(RemoteLink(address, keys), engine_timeout_s=engine_timeout_s)
+        client._send(Hello())
+        await client._wait_ready(start_timeout_s)
         return client
 
     @property
     def pid(self) -> int:
         """Process id of the engine."""
-        assert self._child is not None, "the engine was not spawned"
-        return self._child.pid
+        assert isinstance(self._link, ChildLink), "the engine is not of this machine"
+        return self._link.pid
+
+    @property
+    def table_sizes(self) -> dict[str, int]:
+        """Entries of what is kept for requests and calls that have not ended, by name."""
+        return {"client_streams": len(self._streams), "client_calls": len(self._calls)}
+
+    @property
+    def silent_s(self) -> float:
+        """How long the engine has given no sign of life: some seconds in a long step."""
+        return self._pulse.silent_s
 
     def add(self, request: AddRequest) -> TokenStream:
         """Send a request; its outputs come from the stream returned."""
@@ -179,16 +211,18 @@ class EngineClient:
         self, message: AddRequest | Fork, requests: list[AddRequest]
     ) -> list[TokenStream]:
         for request in requests:
-            if request.request_id in self._streams:
+            # Also where its reader has left: what is still on its way must not reach another.
+            if request.request_id in self._streams or request.request_id in self._num_leaving:
                 raise ValueError(f"request_id={request.request_id!r} is in use; choose another")
         self._send(message)
         streams = [TokenStream(r.request_id, r.sampling.n, self._leave) for r in requests]
         self._streams.update((stream.request_id, stream) for stream in streams)
         return streams
 
-    def _leave(self, request_id: str) -> None:
+    def _leave(self, request_id: str, num_running: int) -> None:
         self._streams.pop(request_id, None)
         if self._failure is None:
+            self._num_leaving[request_id] = num_running
             self.abort([request_id])
 
     async def _call(self, message: GetStats | GetSnapshot | FlushCache) -> Any:
@@ -204,17 +238,18 @@ class EngineClient:
         """Queue a message; ZMQ keeps the order. Raises where it can't ever arrive."""
         if self._failure is not None:
             raise _copy(self._failure)
-        self._sockets.send(message)
+        self._link.send(message)
 
     # -- receiving -------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
         while True:
             try:
-                message = await self._sockets.receive()
+                message = await self._link.receive()
             except MessageError as error:
                 self._drop(str(error))
             else:
+                self._pulse.note()
                 self._dispatch(message)
 
     def _dispatch(self, message: ToClient) -> None:
@@ -241,40 +276,62 @@ class EngineClient:
         if not self._started.done():
             self.ready, self._is_ready = message, True
             self._started.set_result(None)
+            self._link.settle()
+            self._tasks.append(asyncio.create_task(self._watch_pulse(), name="zipage-pulse"))
 
     def _dispatch_outputs(self, outputs: list[TokenOutput]) -> None:
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
-                continue  # its reader has left; the engine has not heard of it yet
+                self._note_left(output)
+                continue
             if not stream.put(output):
                 self._drop(f"sample {output.sample_index} of {output.request_id} is not running")
             if stream.has_ended:
                 del self._streams[output.request_id]
 
+    def _note_left(self, output: TokenOutput) -> None:
+        """What nobody reads any more; the engine may not have heard of it yet."""
+        if output.is_final and output.request_id in self._num_leaving:
+            self._num_leaving[output.request_id] -= 1
+            if self._num_leaving[output.request_id] == 0:
+                del self._num_leaving[output.request_id]
+
     def _drop(self, reason: str) -> None:
         self.num_malformed += 1
-        logger.warning("dropped a malformed message of the engine: %s", reason)
+        if self.num_malformed & (self.num_malformed - 1) == 0:  # a flood is not to fill the log
+            logger.warning(
+                "dropped a malformed message of the engine (%d so far): %s",
+                self.num_malformed,
+                reason,
+            )
 
-    # -- the process's life ----------------------------------------------------------------------
+    # -- the engine's life -----------------------------------------------------------------------
 
-    def _spawn(self, config: EngineConfig) -> None:
-        arguments = [str(self._sockets.folder), msgspec.json.encode(config).decode()]
-        loop = asyncio.get_running_loop()
-        on_exit = functools.partial(_set_from_thread, loop, self._exited)
+    async def _wait_ready(self, timeout_s: float) -> None:
         try:
-            self._child = ChildProcess([*self._command, *arguments], on_exit)
-        except OSError as error:
-            raise EngineStartError(f"the engine process could not be started: {error}") from error
-        self._tasks = [
-            asyncio.create_task(self._receive(), name="zipage-receive"),
-            asyncio.create_task(self._watch(self._child), name="zipage-watch"),
-        ]
+            await asyncio.wait_for(self._started, timeout_s)
+        except TimeoutError as error:
+            await self.close()
+            raise EngineStartError(f"the engine was not ready in {timeout_s:g} s") from error
+        except BaseException:
+            await self.close()
+            raise
 
-    async def _watch(self, child: ChildProcess) -> None:
-        await self._exited.wait()
+    async def _watch(self) -> None:
+        reason = await self._link.wait_end()
         await asyncio.sleep(DRAIN_S)
-        self._fail(self._end_error(f"the engine process {child.describe_end()}"))
+        self._fail(self._end_error(reason))
+
+    async def _watch_pulse(self) -> None:
+        await self._pulse.wait_for_silence(self._ask_for_sign)
+        silence = f"{self._engine_timeout_s:g} s (engine_timeout)"
+        self._fail(EngineDiedError(f"the engine gave no sign of life for {silence}"))
+        self._link.cut()
+
+    def _ask_for_sign(self) -> None:
+        if self._failure is None:
+            self._link.send(GetStats(call_id=""))
 
     def _end_error(self, reason: str) -> ZipageError:
         return EngineDiedError(reason) if self._is_ready else EngineStartError(reason)
@@ -300,26 +357,11 @@ class EngineClient:
             self._send(Shutdown())
         self._started.cancel()
         self._fail(EngineClosedError("the engine is closed; start a new one"))
-        if self._child is not None:
-            await self._end_child(self._child, SHUTDOWN_GRACE_S if is_running else 0.0)
+        await self._link.end(SHUTDOWN_GRACE_S if is_running else 0.0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._sockets.close()
-
-    async def _end_child(self, child: ChildProcess, grace_s: float) -> None:
-        try:
-            await asyncio.wait_for(self._exited.wait(), grace_s)
-        except TimeoutError:
-            child.kill()
-            await self._exited.wait()
-
-
-def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    try:
-        loop.call_soon_threadsafe(event.set)
-    except RuntimeError:
-        return  # the loop was closed without close(): nobody is left to be told
+        self._link.close()
 
 
 def _copy(error: ZipageError) -> ZipageError:

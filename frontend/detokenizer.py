@@ -48,20 +48,28 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """For any vocabulary. `decode(token_ids)` is the tokenizer's decode of a whole list.
 
+    `adds_nothing(token_id)` tells the tokens that `decode` leaves out wherever they stand, say
+    special ones: they must not part the two halves of a character, nor use up its wait.
     Trailing U+FFFD waits, since it may be half a character, but not for ever: bytes that are still
     none after MAX_WAIT tokens are broken. (A decoder that marks a whole run of byte tokens once one
     of them proves broken can't take back what was shown; on such text the results may differ.)
     """
 
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        adds_nothing: Callable[[int], bool] = lambda _: False,
+    ) -> None:
         self._decode = decode
+        self._adds_nothing = adds_nothing
         self._window: list[int] = []
         self._num_shown = 0  # characters of the window's text that were given out
         self._num_waits = 0  # tokens in a row after which the text ended in U+FFFD
         self._move_at = MAX_WINDOW_LEN
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        return "".join([self._feed_one(token_id) for token_id in token_ids])
+        shown = (self._feed_one(id_) for id_ in token_ids if not self._adds_nothing(id_))
+        return "".join(shown)
 
     def flush(self) -> str:
         return self._show(self._decode(self._window))

@@ -55,7 +55,7 @@ def check_request(request: AddRequest, ready: Ready) -> None:
         raise ValueError(f"request_id={request.request_id!r} must be a string that is not empty")
     if isinstance(request.priority, bool) or not isinstance(request.priority, int):
         raise ValueError(f"priority={request.priority!r} must be a whole number; lower goes first")
-    for name in ("namespace", "group_id"):
+    for name in ("namespace", "tenant", "group_id"):
         if not isinstance(getattr(request, name), str):
             raise ValueError(f"{name}={getattr(request, name)!r} must be a string")
 

@@ -14,6 +14,9 @@ class PinBoard:
     def __init__(self) -> None:
         self._pins: dict[str, tuple[list[int], Callable[[], None]]] = {}
 
+    def __len__(self) -> int:
+        return len(self._pins)
+
     def add(self, request_id: str, token_ids: Sequence[int], on_use: Callable[[], None]) -> None:
         """`on_use` is called whenever `find` answers with this pin."""
         self._pins[request_id] = (list(token_ids), on_use)

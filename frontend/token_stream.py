@@ -14,10 +14,12 @@ class TokenStream:
     """Async iterator over one request's TokenOutputs, for one reader.
 
     Ends after the last sample's final output. Raises the client's error when the engine is gone.
-    `close()` before the end calls `on_leave`, which tells the engine.
+    `close()` before the end calls `on_leave(request_id, num_running)`, which tells the engine.
     """
 
-    def __init__(self, request_id: str, num_samples: int, on_leave: Callable[[str], None]) -> None:
+    def __init__(
+        self, request_id: str, num_samples: int, on_leave: Callable[[str, int], None]
+    ) -> None:
         self.request_id = request_id
         self._running_samples = set(range(num_samples))
         self._on_leave = on_leave
@@ -45,8 +47,9 @@ class TokenStream:
     def close(self) -> None:
         """The reader leaves; does nothing after the end."""
         if not self.has_ended:
+            num_running = len(self._running_samples)
             self._running_samples.clear()
-            self._on_leave(self.request_id)
+            self._on_leave(self.request_id, num_running)
 
     def __aiter__(self) -> "TokenStream":
         return self

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zipage_lang.frontend.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from zipage_lang.frontend.template_bounds import bounded_rendering, check_text
 
 
 class Tokenizer:
@@ -97,7 +98,11 @@ class Tokenizer:
     def new_detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh incremental detokenizer for one sample."""
         if not self._character_bytes:
-            return WindowDetokenizer(lambda ids: self.decode(ids, skip_special_tokens))
+            left_out = self.special_token_ids if skip_special_tokens else frozenset()
+            return WindowDetokenizer(
+                lambda ids: self.decode(ids, skip_special_tokens),
+                lambda id_: id_ in left_out or self._backend.id_to_token(id_) is None,
+            )
         if skip_special_tokens:
             return ByteDetokenizer(self._ordinary_token_bytes)
         return ByteDetokenizer(self.token_bytes)
@@ -122,17 +127,18 @@ class Tokenizer:
                 "instruct or chat version of the model"
             )
         try:
-            rendered = self._pretrained.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=None if tools is None else [dict(tool) for tool in tools],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
-                continue_final_message=continue_final_message,
-                **template_values,
-            )
+            with bounded_rendering():
+                rendered = self._pretrained.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=None if tools is None else [dict(tool) for tool in tools],
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt and not continue_final_message,
+                    continue_final_message=continue_final_message,
+                    **template_values,
+                )
+            return check_text(str(rendered))
         except Exception as error:  # jinja's own errors, and whatever a template's code runs into
             raise ValueError(f"the chat template refused the messages: {error}") from error
-        return str(rendered)
 
     def _ordinary_token_bytes(self, token_id: int) -> bytes:
         return b"" if token_id in self.special_token_ids else self.token_bytes(token_id)
@@ -166,7 +172,10 @@ def load_tokenizer(model_path: str | Path) -> Tokenizer:
 def _of_folder(folder: Path) -> Any:
     from transformers import AutoTokenizer  # takes seconds and imports torch: only when needed
 
-    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    # None instead of False would ask on the terminal whether to run a model's own code.
+    return AutoTokenizer.from_pretrained(
+        str(folder), local_files_only=True, trust_remote_code=False
+    )
 
 
 def _of_gguf(path: Path) -> Any:
@@ -174,7 +183,7 @@ def _of_gguf(path: Path) -> Any:
     from transformers import PreTrainedTokenizerFast  # as above
 
     return PreTrainedTokenizerFast.from_pretrained(
-        str(path.parent), gguf_file=path.name, local_files_only=True
+        str(path.parent), gguf_file=path.name, local_files_only=True, trust_remote_code=False
     )
 
 

@@ -356,30 +356,45 @@ class Backend(Protocol):
     ) -> None: ...
 
 
-def choose_backend(name: str, dtype: torch.dtype = torch.float32) -> Backend:
+def choose_backend(
+    name: str, dtype: torch.dtype = torch.float32, *, deterministic: bool = False
+) -> Backend:
     """The backend called `name`: "cpu", "cuda", or "auto" (cuda where there is a card, else cpu).
 
     Args:
         dtype: of weights and KV cache; a backend may choose its kernels by it.
+        deterministic: no row's bits may depend on the rows beside it.
 
     Raises ValueError for an unknown name and SetupError when what it needs is missing.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() and _has_gpu_packages() else "cpu"
     if name == "cpu":
-        from zipage_lang.kernels.cpu_backend import CpuBackend
-
-        return CpuBackend()
+        return _cpu_backend(deterministic)
     if name == "cuda":
-        return _cuda_backend(dtype)
+        return _cuda_backend(dtype, deterministic)
     raise ValueError(f"backend={name!r} must be one of auto, cpu, cuda")
 
 
-def _cuda_backend(dtype: torch.dtype) -> Backend:
+def _cpu_backend(deterministic: bool) -> Backend:
+    if deterministic:
+        from zipage_lang.kernels.strict_cpu_backend import StrictCpuBackend
+
+        return StrictCpuBackend()
+    from zipage_lang.kernels.cpu_backend import CpuBackend
+
+    return CpuBackend()
+
+
+def _cuda_backend(dtype: torch.dtype, deterministic: bool) -> Backend:
     if not torch.cuda.is_available():
         raise SetupError("backend='cuda' needs an NVIDIA card and torch with CUDA; use 'cpu'")
     if not _has_gpu_packages():
         raise SetupError("backend='cuda' needs Triton and FlashInfer: install zipage-lang[gpu]")
+    if deterministic:
+        from zipage_lang.kernels.strict_cuda_backend import StrictCudaBackend
+
+        return StrictCudaBackend(dtype)
     from zipage_lang.kernels.cuda_backend import CudaBackend
 
     return CudaBackend(dtype)

@@ -282,6 +282,8 @@ def _draw(logits: Tensor, lines: _Lines, filters: tl.constexpr) -> Tensor:
         return drawn
     peaks = torch.empty((num_lines, num_tiles), dtype=torch.float32, device=device)
     masses = torch.empty_like(peaks)
+    # All memory is taken before the first launch that moves rows on.
+    lists = None if filters.value == NO_LINES.value else _empty_lists(num_lines, num_tiles, device)
     shape, early = (logits.stride(0), vocab_size, num_tiles), launch_options(device)
     tile_masses_kernel[(num_tiles, num_lines)](
         logits,
@@ -307,9 +309,18 @@ def _draw(logits: Tensor, lines: _Lines, filters: tl.constexpr) -> Tensor:
         num_warps=PICK_WARPS,
         **early,
     )
-    if filters.value != NO_LINES.value:
-        _draw_filtered(logits, lines, filters, peaks, drawn)
+    if lists is not None:
+        _draw_filtered(logits, lines, filters, peaks, lists, drawn)
     return drawn
+
+
+def _empty_lists(num_lines: int, num_tiles: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Scratch of a filtered draw: sums by tile, listed tokens, how many are listed."""
+    return (
+        torch.empty((num_lines, num_tiles), dtype=torch.int64, device=device),
+        torch.empty((num_lines, SEARCH_BLOCK), dtype=torch.int32, device=device),
+        torch.empty(num_lines, dtype=torch.int32, device=device),
+    )
 
 
 def _draw_filtered(
@@ -317,13 +328,14 @@ def _draw_filtered(
     lines: _Lines,
     filters: tl.constexpr,
     peaks: Tensor,
+    lists: tuple[Tensor, ...],
     drawn: Tensor,
 ) -> None:
     """Draws for the lines that filter."""
     (num_lines, vocab_size), num_tiles = logits.shape, peaks.shape[1]
     shape = (logits.stride(0), vocab_size, num_tiles)
     sizes = {"FILTERS": filters.value, "TILES": triton.next_power_of_2(num_tiles)}
-    sums = torch.empty_like(peaks, dtype=torch.int64)
+    sums, ids, num_listed = lists
     tile_sums_kernel[(num_tiles, num_lines)](
         logits,
         lines.rows,
@@ -338,8 +350,6 @@ def _draw_filtered(
         BLOCK=TILE,
         num_warps=TILE_WARPS,
     )
-    ids = torch.empty((num_lines, SEARCH_BLOCK), dtype=torch.int32, device=logits.device)
-    num_listed = torch.empty(num_lines, dtype=torch.int32, device=logits.device)
     draw_filtered_kernel[(num_lines,)](
         logits,
         *lines,

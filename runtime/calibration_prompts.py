@@ -76,6 +76,8 @@ def _load_tokenizer(model_path: Path) -> Any:
     if model_path.suffix == ".gguf":
         folder, name = str(model_path.parent), model_path.name
         return transformers.PreTrainedTokenizerFast.from_pretrained(
-            folder, gguf_file=name, local_files_only=True
+            folder, gguf_file=name, local_files_only=True, trust_remote_code=False
         )
-    return transformers.AutoTokenizer.from_pretrained(str(model_path), local_files_only=True)
+    return transformers.AutoTokenizer.from_pretrained(
+        str(model_path), local_files_only=True, trust_remote_code=False
+    )

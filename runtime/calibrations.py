@@ -6,9 +6,8 @@ Knows nothing of how it is measured or used.
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-import torch
-
 from zipage_lang.kernels.backend import Forecast
+from zipage_lang.runtime.out_of_memory import is_out_of_memory
 from zipage_lang.runtime.policies.policy import Calibration, Policy, QueryStats
 
 Measured = TypeVar("Measured")
@@ -27,7 +26,9 @@ class MeasuredOnce(Generic[Measured]):
             return
         try:
             self._found = self._measure()
-        except torch.OutOfMemoryError as error:
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
             raise ValueError(
                 "this kv policy looks at the model's own text first, and the device has no memory "
                 "left for that; run `zipage calibrate MODEL` once, or lower gpu_memory_share"

@@ -3,6 +3,9 @@
 Knows nothing of scores, tensors or what a policy prefers.
 """
 
+import hashlib
+from array import array
+
 from zipage_lang.runtime.plan_builder import PlanBuilder, PlannedCompaction
 from zipage_lang.runtime.request import Request, Status
 from zipage_lang.runtime.scheduler_state import SchedulerState
@@ -19,6 +22,7 @@ class CompactionPlanner:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._num_planned = 0
+        self._is_strict = state.limits.deterministic
 
     def room(self, request: Request) -> int:
         """Tokens the request may still compute before it must compact or get a query slot.
@@ -59,7 +63,8 @@ class CompactionPlanner:
     def can_resume(self, request: Request, resident_len: int) -> bool:
         """Whether the request could go on from a state of that length with no query in its ring.
 
-        It needs room for the tokens whose queries let it compact.
+        It needs room for the tokens whose queries let it compact; in strict mode for all of them,
+        so that it compacts when and as it would have anyway. What may not go on is computed again.
         """
         return resident_len < self.longest_start(request)
 
@@ -68,6 +73,8 @@ class CompactionPlanner:
         if not request.needs_queries:
             return UNBOUNDED
         if request.kv.mode == "fixed":
+            if self._is_strict:
+                return request.query_line + 1
             bound = request.kv.protected_len + request.kv.max_tail_len
             return bound + self._state.block_size
         whole_blocks = self._state.limits.num_blocks - 1  # one may go to a copy of the last block
@@ -78,7 +85,10 @@ class CompactionPlanner:
         """Whether compacting now, before it is due, would free a block, and enough to be worth it.
 
         On a card, compactions that free a block or two each cost more time than they give room.
+        Never in strict mode: when blocks are short is the others' doing.
         """
+        if self._is_strict:
+            return False
         if not request.kv.compacts or request.status is not Status.RUNNING:
             return False
         if request.tail_len <= request.kv.budget or self._lacks_slot(request):
@@ -154,6 +164,8 @@ class CompactionPlanner:
         blocks = self._state.cache.plan_compaction(table, protected_len, num_keep)
         if blocks is None:
             return False
+        if self._is_strict:
+            self._assert_on_time(request)
         self._num_planned += 1
         compaction = Compaction(
             ident=self._num_planned,
@@ -166,7 +178,7 @@ class CompactionPlanner:
             logical_len=request.logical_len,
             query_slot=request.query_slot,
             num_queries=self._state.slots.num_queries(request),
-            seed=(request.seed + request.logical_len) % 2**63,  # a fresh draw each time
+            seed=self._seed(request),
             block_ids_before=tuple(blocks.block_ids_before),
             block_ids=tuple(blocks.block_ids),
             block_copies=tuple(BlockCopy(src, dst) for src, dst in blocks.copies),
@@ -176,6 +188,24 @@ class CompactionPlanner:
         self._state.compacting[compaction.ident] = planned
         plan.add_compaction(planned)
         return True
+
+    def _seed(self, request: Request) -> int:
+        """A fresh draw each time. In strict mode not of the request's own seed: who continues from
+        another's compacted state, of the same protected tokens, must find what it would have made.
+        """
+        root = request.seed
+        if self._is_strict:
+            tokens = array("q", request.token_ids[: request.kv.protected_len]).tobytes()
+            root = int.from_bytes(hashlib.sha256(tokens).digest()[:8], "little")
+        return (root + request.logical_len) % 2**63
+
+    def _assert_on_time(self, request: Request) -> None:
+        """At its bound, not a token later, and with every query that a ring could hold."""
+        bound = request.kv.protected_len + request.kv.max_tail_len
+        assert request.resident_len == bound, f"{request.resident_len} slots, due at {bound}"
+        wanted = min(self._state.limits.window, request.logical_len)
+        num_queries = self._state.slots.num_queries(request)
+        assert num_queries == wanted or not request.needs_queries, f"{num_queries} of {wanted}"
 
     def _num_keep(self, request: Request) -> int:
         """K, or in adaptive mode all but the last interval, but few enough to free a block."""
@@ -194,7 +224,7 @@ class CompactionPlanner:
         return request.needs_queries and request.query_slot is None
 
     def _num_missing_queries(self, request: Request) -> int:
-        if not request.needs_queries:
+        if not request.needs_queries or self._is_strict:  # in strict mode none can be missing
             return 0
         wanted = min(self._state.limits.window, self._state.block_size)
         return max(0, wanted - self._state.slots.num_queries(request))

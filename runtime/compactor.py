@@ -30,21 +30,25 @@ class Compactor:
         self._batches: deque[_Batch] = deque()
         self.clock = DeviceClock()
 
-    def launch(self, compactions: tuple[Compaction, ...]) -> None:
-        """Start them. Their requests must sit out until they are told as done."""
+    def launch(self, compactions: tuple[Compaction, ...]) -> frozenset[int]:
+        """Start them. Their requests must sit out until they are told as done.
+
+        Returns the rows that found no memory, see `KVCompressor.run`; they are told as done too.
+        """
         idents = tuple(item.ident for item in compactions)
         if self._stream is None:
             started = time.perf_counter()
-            self._compressor.run(compactions)
+            failed_rows = self._compressor.run(compactions)
             self.clock.busy_s += time.perf_counter() - started
             self._batches.append(_Batch(idents, None))
-            return
+            return failed_rows
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             start = timed_event(self._stream)
-            self._compressor.run(compactions)
+            failed_rows = self._compressor.run(compactions)
             end = timed_event(self._stream)
         self._batches.append(_Batch(idents, (start, end)))
+        return failed_rows
 
     def take_done(self) -> tuple[int, ...]:
         """Those that are done and have not been told yet."""

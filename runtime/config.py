@@ -70,6 +70,9 @@ class ModelConfig:
     num_threads: int | None = documented(
         None, "CPU threads of the engine process; None: torch's choice"
     )
+    deterministic: bool = documented(
+        False, "strict mode: a request's outputs do not depend on what runs beside it; slower"
+    )
 
     def __post_init__(self) -> None:
         _check_kinds(self)
@@ -137,14 +140,18 @@ class SchedulerConfig:
     )
     cuda_graphs: bool = documented(True, "decode steps as CUDA graphs, on backends that have them")
     max_waiting: int = documented(100_000, "requests queued before new ones are refused")
+    max_waiting_per_tenant: int | None = documented(
+        None, "the same for the requests of one tenant; None: no bound of its own"
+    )
 
     def __post_init__(self) -> None:
         _check_kinds(self)
         _one_of("order", self.order, ("fcfs", "lpm"))
         for name in ("max_running", "max_step_tokens", "turn_len", "max_skips", "max_waiting"):
             _at_least(name, getattr(self, name), 1)
-        if self.max_chunk_len is not None:
-            _at_least("max_chunk_len", self.max_chunk_len, 1)
+        for name in ("max_chunk_len", "max_waiting_per_tenant"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
 
 
 @strict_fields("engine option")
@@ -198,6 +205,13 @@ class EngineConfig:
     cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = dataclasses.field(default_factory=SchedulerConfig)
     compression: CompressionConfig = dataclasses.field(default_factory=CompressionConfig)
+
+    def __post_init__(self) -> None:
+        if self.model.deterministic and self.compression.kv_mode == "adaptive":
+            raise ValueError(
+                "kv_mode='adaptive' compacts when others need memory, which deterministic=True "
+                "rules out; use kv_mode='fixed' or 'off'"
+            )
 
     @classmethod
     def from_options(cls, **options: Any) -> "EngineConfig":

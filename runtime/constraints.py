@@ -5,12 +5,14 @@ Knows nothing of requests, rows or logits.
 """
 
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from zipage_lang.runtime.constraint import Constraint
-from zipage_lang.runtime.grammar import GrammarCompiler, new_matcher
+from zipage_lang.runtime.grammar import GrammarError, GrammarReader, new_matcher
+from zipage_lang.runtime.grammar_pool import GrammarPool, GrammarTooCostly
 from zipage_lang.runtime.grammar_source import GrammarSource
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.think_params import ThinkParams
@@ -18,8 +20,10 @@ from zipage_lang.runtime.think_state import ThinkState
 from zipage_lang.runtime.think_tags import ThinkTags
 from zipage_lang.runtime.vocabulary import Vocabulary
 
-MAX_CACHE_BYTES = 512 * 2**20  # of compiled grammars that nobody uses at the moment
+MAX_CACHE_BYTES = 256 * 2**20  # of compiled grammars that nobody uses at the moment
+MAX_BYTES = 1024 * 2**20  # of all compiled grammars
 MAX_TAGS = 64
+MAX_REFUSED, REFUSED_FOR_S = 256, 60.0  # grammars that ran into a bound, and for how long it counts
 
 
 class Constraints:
@@ -34,7 +38,8 @@ class Constraints:
         self._lock = threading.Lock()  # around the tables, never while compiling
         self._loading = threading.Lock()
         self._vocabulary: Vocabulary | None = None
-        self._compiler: GrammarCompiler | None = None
+        self._compilers: tuple[GrammarPool, GrammarReader] | None = None
+        self._refused: OrderedDict[GrammarSource, tuple[float, str]] = OrderedDict()
         self._grammars: OrderedDict[GrammarSource, Any] = OrderedDict()  # least recently used first
         self._num_users: Counter[GrammarSource] = Counter()
         self._tags: OrderedDict[ThinkParams, ThinkTags] = OrderedDict()
@@ -55,23 +60,34 @@ class Constraints:
                 while len(self._tags) > MAX_TAGS:
                     self._tags.popitem(last=False)
         if sampling.grammar is not None and not self.is_prepared(sampling):
-            compiled = self._whole_compiler(vocabulary).compile(sampling.grammar)
-            with self._lock:
-                self._grammars.setdefault(sampling.grammar, compiled)
+            self._keep(sampling.grammar, self._compile(sampling.grammar, vocabulary))
 
-    def hold(self, sampling: SamplingParams) -> None:
-        """A request begins: what it needs stays until it is let go."""
+    def hold(self, sampling: SamplingParams) -> bool:
+        """A request begins: what it needs stays until it is let go. False where it has just had to
+        give way to others."""
         with self._lock:
             if sampling.grammar is not None:
+                if sampling.grammar not in self._grammars:
+                    return False
                 self._grammars.move_to_end(sampling.grammar)
                 self._num_users[sampling.grammar] += 1
+            return True
 
     def let_go(self, sampling: SamplingParams) -> None:
         """A request has ended."""
         with self._lock:
             if sampling.grammar is not None:
                 self._num_users[sampling.grammar] -= 1
-            self._evict()
+            self._evict(MAX_CACHE_BYTES)
+
+    def table_sizes(self) -> dict[str, int]:
+        """Entries of the caches, by name."""
+        with self._lock:
+            return {
+                "grammars": len(self._grammars),
+                "grammar_users": len(self._num_users),
+                "think_tags": len(self._tags),
+            }
 
     def make(self, sampling: SamplingParams, output: Sequence[int]) -> Constraint | None:
         """The constraint of an output that has drawn `output` so far; None where it is free.
@@ -99,12 +115,40 @@ class Constraints:
             constraint.accept(token_id)
         return constraint
 
-    def _evict(self) -> None:
+    def _compile(self, source: GrammarSource, vocabulary: Vocabulary) -> Any:
+        """In a process of its own. What ran into a bound just now is not tried again."""
+        with self._lock:
+            until, error = self._refused.get(source, (0.0, ""))
+        if time.monotonic() < until:
+            raise GrammarError(error)
+        pool, reader = self._whole_compilers(vocabulary)
+        try:
+            return reader.read(pool.compile(source))
+        except GrammarTooCostly as error:
+            with self._lock:
+                self._refused[source] = (time.monotonic() + REFUSED_FOR_S, str(error))
+                while len(self._refused) > MAX_REFUSED:
+                    self._refused.popitem(last=False)
+            raise
+
+    def _keep(self, source: GrammarSource, compiled: Any) -> None:
+        with self._lock:
+            self._evict(MAX_BYTES - compiled.memory_size_bytes)
+            num_bytes = sum(kept.memory_size_bytes for kept in self._grammars.values())
+            if num_bytes + compiled.memory_size_bytes > MAX_BYTES:
+                raise GrammarError(
+                    f"the grammars in use take {num_bytes >> 20} MiB, and this one "
+                    f"{compiled.memory_size_bytes >> 20} of the {MAX_BYTES >> 20} that there are; "
+                    "try again later"
+                )
+            self._grammars.setdefault(source, compiled)
+
+    def _evict(self, max_unused_bytes: int) -> None:
         """Least recently used first, until what is left unused is small enough."""
         unused = [source for source in self._grammars if self._num_users[source] == 0]
         num_bytes = sum(self._grammars[source].memory_size_bytes for source in unused)
         for source in unused:
-            if num_bytes <= MAX_CACHE_BYTES:
+            if num_bytes <= max_unused_bytes:
                 break
             num_bytes -= self._grammars.pop(source).memory_size_bytes
         self._num_users = +self._num_users
@@ -115,13 +159,16 @@ class Constraints:
                 self._vocabulary = self._load_vocabulary()
             return self._vocabulary
 
-    def _whole_compiler(self, vocabulary: Vocabulary) -> GrammarCompiler:
+    def _whole_compilers(self, vocabulary: Vocabulary) -> tuple[GrammarPool, GrammarReader]:
         if not self._eos_token_ids:
             raise ValueError(
                 "the model names no end-of-sequence token, so an answer that is complete could not "
                 "end; use a model whose config.json has eos_token_id"
             )
         with self._loading:
-            if self._compiler is None:
-                self._compiler = GrammarCompiler(vocabulary, self._eos_token_ids)
-            return self._compiler
+            if self._compilers is None:
+                pool = GrammarPool(vocabulary.texts, self._eos_token_ids)
+                pool.start_one()  # gets ready while the reader does
+                reader = GrammarReader(vocabulary.texts, self._eos_token_ids)
+                self._compilers = pool, reader
+            return self._compilers

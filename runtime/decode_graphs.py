@@ -18,6 +18,7 @@ from zipage_lang.kernels.backend import AttentionBatch, GraphPlanner
 from zipage_lang.runtime.forward_batch import ForwardBatch
 from zipage_lang.runtime.kv_cache import KVCache
 from zipage_lang.runtime.models.decoder import Decoder
+from zipage_lang.runtime.out_of_memory import is_out_of_memory, release_memory
 from zipage_lang.runtime.row_tables import RowTables
 from zipage_lang.runtime.step_plan import Chunk
 
@@ -102,7 +103,12 @@ class DecodeGraphs:
         return True
 
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Logits of the step, [num_chunks, vocab_size]; valid until the next run."""
+        """Logits of the step, [num_chunks, vocab_size]; valid until the next run.
+
+        Where a graph that is wanted for the first time finds no memory, the error is raised and the
+        graph is never wanted again: called once more, the step runs in a larger one, or `can_run`
+        says that it can't.
+        """
         bucket = next(size for size in self._buckets if size >= len(chunks))
         numbers = _Numbers.of(chunks)
         has_queries = bool(numbers.query_slots.max() >= 0)
@@ -113,7 +119,7 @@ class DecodeGraphs:
         kind = _Kind(bucket, has_queries, plan.is_grouped)
         captured = self._captured.get(kind)
         if captured is None:
-            captured = self._captured[kind] = self._capture(kind, plan)
+            captured = self._captured[kind] = self._capture_late(kind, plan)
         captured.graph.replay()
         return captured.logits[: len(chunks)]
 
@@ -131,22 +137,44 @@ class DecodeGraphs:
         for done, kind in enumerate(kinds):
             try:
                 self._captured[kind] = self._capture_padding(kind)
-            except torch.OutOfMemoryError:
-                torch.cuda.empty_cache()
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
                 missing.append(kind)
+            if missing and missing[-1] == kind:
+                release_memory()  # not while the error holds on to what was allocated
             report(done + 1, len(kinds))
-        without = {kind.bucket for kind in missing if not kind.is_grouped}
-        self._buckets = tuple(bucket for bucket in self._buckets if bucket not in without)
-        self._ungrouped = {kind.bucket for kind in missing if kind.is_grouped} - without
-        if without:
-            _warn_of_missing(without, self._buckets)
-        if self._ungrouped:
-            _warn_of_ungrouped(self._ungrouped)
+        self._leave_out(missing)
 
     @property
     def grouped_buckets(self) -> tuple[int, ...]:
         """Those that have a second capture, ascending."""
         return tuple(filter(self._graph_decode.can_group, self._buckets))
+
+    def _leave_out(self, missing: Sequence[_Kind]) -> None:
+        """Do without these captures from now on; a warning says what that costs."""
+        without = {kind.bucket for kind in missing if not kind.is_grouped}
+        ungrouped = {kind.bucket for kind in missing if kind.is_grouped} - without
+        self._buckets = tuple(bucket for bucket in self._buckets if bucket not in without)
+        self._ungrouped |= ungrouped
+        if without:
+            _warn_of_missing(without, self._buckets)
+        if ungrouped:
+            _warn_of_ungrouped(ungrouped)
+
+    def _capture_late(self, kind: _Kind, attention_plan: object) -> _Captured:
+        """In the middle of serving; without memory, one that also writes query rings will do."""
+        try:
+            return self._capture(kind, attention_plan)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            instead = self._captured.get(kind._replace(has_queries=True))
+            if instead is None:
+                self._leave_out([kind])
+                raise
+        release_memory()
+        return instead
 
     def _capture_padding(self, kind: _Kind) -> _Captured:
         nothing, tables = _Numbers.of(()), np.zeros((0, 1), dtype=np.int32)

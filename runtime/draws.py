@@ -4,13 +4,14 @@ Knows nothing of how a token is drawn.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import torch
 from torch import Tensor
 
 from zipage_lang.runtime.constraint import Followers, Standing
+from zipage_lang.runtime.out_of_memory import is_out_of_memory
 from zipage_lang.runtime.step_plan import Sample, TokenLogprobs
 
 NO_TOKEN = (
@@ -30,6 +31,7 @@ class Draws:
     num_top: tuple[int | None, ...]  # per draw; None: no logprobs asked for
     scores: Scores | None  # of the draws that asked, in their order, as wide as the widest
     followers: Followers | None = None  # None: no line is constrained
+    errors: Mapping[int, str] = dataclasses.field(default_factory=dict)  # by line, known already
     _host: tuple[Tensor, ...] | None = None
     _copied: torch.cuda.Event | None = None
 
@@ -39,10 +41,19 @@ class Draws:
         return self.drawn[0]
 
     def start_copy(self) -> None:
-        """Send all to the host behind what was launched so far, without waiting for it."""
-        if self.drawn.device.type != "cpu":
+        """Send all to the host behind what was launched so far, without waiting for it.
+
+        Where the host has no pinned memory, they are read from the device when they are needed.
+        """
+        if self.drawn.device.type == "cpu":
+            return
+        try:
             self._host = tuple(_to_pinned(part) for part in self._parts())
-            self._copied = torch.cuda.current_stream().record_event()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return
+        self._copied = torch.cuda.current_stream().record_event()
 
     def settle(self) -> None:
         """Wait for the tokens and tell those who follow them; later calls do nothing."""
@@ -52,7 +63,8 @@ class Draws:
     def samples(self) -> tuple[Sample, ...]:
         """The draws as plain values: the step's one wait for the device.
 
-        A row whose logits held a NaN or +inf, or that had no token left to draw, gets an error.
+        A row whose logits held a NaN or +inf, or that had no token left to draw, gets an error; so
+        does one with an error that was known before.
         """
         (token_ids, is_broken), *scores = (part.tolist() for part in self._arrived())
         if not scores and not any(is_broken):
@@ -64,6 +76,8 @@ class Draws:
         if self.followers is not None:
             for line, standing in self.followers.tell(token_ids, is_broken).items():
                 samples[line] = _with_standing(samples[line], standing)
+        for line, error in self.errors.items():
+            samples[line] = Sample(self.rows[line], token_ids[line], error=error)
         return tuple(samples)
 
     def _arrived(self) -> tuple[Tensor, ...]:

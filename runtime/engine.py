@@ -5,6 +5,7 @@ Joins deciding and doing. Knows nothing of sockets, text or kernels.
 
 import dataclasses
 import logging
+import os
 import time
 from collections import deque
 
@@ -26,9 +27,11 @@ from zipage_lang.runtime.messages import (
     TokenOutput,
 )
 from zipage_lang.runtime.model_runner import Launched
+from zipage_lang.runtime.open_requests import OpenRequests
 from zipage_lang.runtime.policies.registry import PolicyQueries
 from zipage_lang.runtime.request import RequestRefused
 from zipage_lang.runtime.scheduler import Scheduler
+from zipage_lang.runtime.self_check import SelfCheck
 from zipage_lang.runtime.snapshot import Snapshot
 from zipage_lang.runtime.step_plan import StepPlan
 from zipage_lang.runtime.vocabulary import load_vocabulary
@@ -60,19 +63,16 @@ class Engine:
         laps = Laps()
         parts = gather_parts(config, laps)
         limits = parts.limits
-        self.config, self.limits, self.arch = config, limits, parts.loaded.arch
+        self.config, self.arch = config, parts.loaded.arch
         start_log.info("making the KV pool")
-        self.scheduler = Scheduler(
-            config.scheduler,
-            config.cache,
-            config.compression,
-            limits,
-            PolicyQueries(parts.policies, limits.window, parts.calibrations.prepare),
-        )
         constraints = Constraints(
             lambda: load_vocabulary(parts.path, limits.vocab_size), limits.eos_token_ids
         )
-        self._gate = GrammarGate(constraints, config.scheduler.max_waiting)
+        self._gate = GrammarGate(
+            constraints, config.scheduler.max_waiting, config.scheduler.max_waiting_per_tenant
+        )
+        self._constraints = constraints
+        self._open = OpenRequests()
         self.runner = make_runner(parts, limits, constraints.make)
         laps.end("pool")
         self.runner.capture_graphs(
@@ -82,8 +82,17 @@ class Engine:
             ),
         )
         laps.end("graphs")
-        self.runner.take_host_memory()
+        num_host_blocks = self.runner.take_host_memory()
+        self.limits = limits = dataclasses.replace(limits, num_host_blocks=num_host_blocks)
         laps.end("host memory")
+        self.scheduler = Scheduler(
+            config.scheduler,
+            config.cache,
+            config.compression,
+            limits,
+            PolicyQueries(parts.policies, limits.window, parts.calibrations.prepare),
+        )
+        self._self_check = SelfCheck(self.scheduler.check_invariants, os.environ)
         self.start_s = laps.seconds
         self.times = StepTimes()
         self._in_flight: deque[tuple[StepPlan, Launched]] = deque()
@@ -95,11 +104,13 @@ class Engine:
     def handle(self, message: AddRequest | Fork | Stop | Abort | Release) -> None:
         """Take in a client's message. A refused request gets its error as an output.
 
-        Requests whose grammar is not compiled yet wait outside the scheduler until it is.
+        Requests whose grammar is not compiled yet wait outside the scheduler until it is. One whose
+        id is open already came twice; it is dropped and counted, and the first goes on.
         """
         match message:
             case AddRequest() | Fork():
-                passed = self._gate.take(message)
+                new = self._open.take(message)
+                passed = None if new is None else self._gate.take(new)
                 if passed is not None:
                     self._let_in(passed)
             case Stop():
@@ -110,6 +121,20 @@ class Engine:
                 self.scheduler.abort(message)
             case Release():
                 self.scheduler.release(message)
+
+    def refuse_lost(self, message: AddRequest | Fork, error: str) -> None:
+        """`handle` broke off: tell the error to those of the message that nothing came of."""
+        for request in [message] if isinstance(message, AddRequest) else message.children:
+            request_id = request.request_id
+            is_known = self._gate.is_waiting(request_id) or self.scheduler.knows(request_id)
+            if request_id in self._open and not is_known:
+                self.scheduler.refuse(request, error)
+
+    def forget_all(self) -> None:
+        """The client has left: end what it asked for, drop what it holds, and tell nobody."""
+        self.handle(Abort(request_ids=self._open.ids))
+        self.handle(Release(request_ids=self.scheduler.held_ids))
+        self._note_outputs(self.scheduler.take_outputs())
 
     def _let_in(self, passed: Passed) -> None:
         message = passed.message
@@ -148,8 +173,12 @@ class Engine:
         if not self.has_work:
             self.runner.note_idle()
         outputs = self.scheduler.take_outputs()
-        self._gate.note_outputs(outputs)
+        self._note_outputs(outputs)
         return outputs
+
+    def _note_outputs(self, outputs: list[TokenOutput]) -> None:
+        self._gate.note_outputs(outputs)
+        self._open.note(outputs)
 
     def stats(self) -> dict[str, int | float | str]:
         """Counts, gauges and times by name."""
@@ -158,8 +187,21 @@ class Engine:
             "model": self.ready.model,
             **self.scheduler.stats(),
             **self.scheduler.queue_times(),
+            "num_replayed": self._open.num_replayed,
+            "num_self_checks": self._self_check.num_checks,
             **dataclasses.asdict(self.times),
             **self.runner.device_times(),
+            **{f"table_{name}": size for name, size in self.table_sizes().items()},
+        }
+
+    def table_sizes(self) -> dict[str, int]:
+        """Entries of every table that grows with requests and must shrink again, by name."""
+        return {
+            "open_requests": len(self._open.ids),
+            "in_flight": len(self._in_flight),
+            **self.scheduler.table_sizes(),
+            **self._gate.table_sizes(),
+            **self._constraints.table_sizes(),
         }
 
     def snapshot(self, message: GetSnapshot) -> Snapshot:
@@ -179,7 +221,10 @@ class Engine:
         self.times.scheduling_s += planned - started
         if plan.is_empty:
             return False
-        self._in_flight.append((plan, self.runner.launch(plan)))
+        launched = self.runner.launch(plan)
+        self._in_flight.append((plan, launched))
+        if launched.trouble is not None:  # before anybody can build on what is not there
+            self.scheduler.note_trouble(plan, launched.trouble)
         self.times.launching_s += time.perf_counter() - planned
         return True
 
@@ -189,6 +234,7 @@ class Engine:
         result = self.runner.collect(launched)
         collected = time.perf_counter()
         self.scheduler.apply(plan, result)
+        self._self_check.note_step()
         self.times.waiting_s += collected - started
         self.times.applying_s += time.perf_counter() - collected
 

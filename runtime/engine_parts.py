@@ -20,13 +20,7 @@ from zipage_lang.runtime.kv_cache import KVCache, KVShape
 from zipage_lang.runtime.kv_compressor import KVCompressor
 from zipage_lang.runtime.laps import Laps
 from zipage_lang.runtime.limits import Limits
-from zipage_lang.runtime.memory_probe import (
-    card_meter,
-    explained_out_of_memory,
-    measure_needs,
-    memory_in_use,
-    worst_case,
-)
+from zipage_lang.runtime.memory_probe import card_meter, measure_needs, worst_case
 from zipage_lang.runtime.memory_sizing import (
     GIB,
     NUM_DUMMY_BLOCKS,
@@ -36,6 +30,7 @@ from zipage_lang.runtime.memory_sizing import (
 from zipage_lang.runtime.model_runner import ModelRunner
 from zipage_lang.runtime.model_store import resolve_model
 from zipage_lang.runtime.models.registry import LoadedModel, load_dummy_model, load_model
+from zipage_lang.runtime.out_of_memory import Retries, explained_out_of_memory, memory_in_use
 from zipage_lang.runtime.policies.registry import Policies, load_policies
 from zipage_lang.runtime.query_stats import measure_query_stats
 from zipage_lang.runtime.row_tables import RowTables
@@ -43,6 +38,9 @@ from zipage_lang.runtime.sampler import MakeConstraint, Sampler
 
 log = logging.getLogger("zipage.engine")
 start_log = logging.getLogger("zipage.start")
+
+# Each layer of each request is compacted apart, so that no shape of a product depends on others.
+STRICT_PASS_SLOTS = 1
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -67,7 +65,7 @@ def gather_parts(config: EngineConfig, laps: Laps) -> EngineParts:
     Raises ValueError or RuntimeError with the fix.
     """
     dtype = DTYPES[config.model.dtype]
-    backend = choose_backend(config.model.backend, dtype)
+    backend = choose_backend(config.model.backend, dtype, deterministic=config.model.deterministic)
     used_before = memory_in_use(backend.device)
     path, loaded = load_configured(config.model, dtype, backend)
     policies = load_policies()
@@ -97,16 +95,30 @@ def gather_parts(config: EngineConfig, laps: Laps) -> EngineParts:
 def make_runner(
     parts: EngineParts, limits: Limits, make_constraint: MakeConstraint | None = None
 ) -> ModelRunner:
-    """A runner over a pool of its own. limits: those of the parts, or a probe's smaller ones."""
+    """A runner over a pool of its own. limits: those of the parts, or a probe's smaller ones.
+
+    Raises ValueError where there is no memory for it.
+    """
     config, backend = parts.config, parts.backend
-    cache = KVCache(
-        parts.shape,
-        num_blocks=limits.num_blocks + NUM_DUMMY_BLOCKS,
-        block_size=config.cache.block_size,
-        num_query_slots=limits.num_query_slots,
-        window=limits.window,
-        device=backend.device,
-    )
+    num_blocks = limits.num_blocks + NUM_DUMMY_BLOCKS
+    pool_bytes = num_blocks * parts.shape.block_bytes(config.cache.block_size)
+    what = f"a KV pool of {pool_bytes / GIB:.2f} GiB ({limits.num_blocks} blocks)"
+    with explained_out_of_memory(what, backend.device):
+        cache = KVCache(
+            parts.shape,
+            num_blocks=num_blocks,
+            block_size=config.cache.block_size,
+            num_query_slots=limits.num_query_slots,
+            window=limits.window,
+            device=backend.device,
+        )
+        return _runner_over(cache, parts, limits, make_constraint)
+
+
+def _runner_over(
+    cache: KVCache, parts: EngineParts, limits: Limits, make_constraint: MakeConstraint | None
+) -> ModelRunner:
+    config, backend, retries = parts.config, parts.backend, Retries()
     sampler = Sampler(
         max_rows=config.scheduler.max_running,
         vocab_size=limits.vocab_size,
@@ -114,9 +126,17 @@ def make_runner(
         backend=backend,
         device=backend.device,
         make_constraint=make_constraint,
+        retries=retries,
     )
     tables = RowTables(config.scheduler.max_running, _max_blocks(parts))
-    compressor = KVCompressor(cache, backend, parts.policies, calibration_of=parts.calibrations.of)
+    compressor = KVCompressor(
+        cache,
+        backend,
+        parts.policies,
+        max_pass_slots=STRICT_PASS_SLOTS if limits.deterministic else None,
+        calibration_of=parts.calibrations.of,
+        retries=retries,
+    )
     return ModelRunner(
         parts.loaded,
         cache,
@@ -126,6 +146,7 @@ def make_runner(
         tables=tables,
         host_swap=make_host_swap(cache, limits.num_host_blocks, backend),
         graphs=_make_graphs(parts, cache, tables, sampler),
+        retries=retries,
     )
 
 
@@ -166,6 +187,7 @@ def _find_limits(
         max_model_len=loaded.max_model_len,
         vocab_size=loaded.arch.vocab_size,
         eos_token_ids=list(loaded.arch.eos_token_ids),
+        deterministic=config.model.deterministic,
     )
 
 

@@ -1,25 +1,22 @@
 """Holds requests back until their grammars are compiled; the others go on meanwhile.
 
-A compilation runs in a thread of its own and has limited time. xgrammar can't be interrupted, so
-one that takes too long keeps its thread. Few threads are allowed; where such ones have taken all,
-new grammars are refused until one ends.
-Knows nothing of schedulers, tensors or what a constraint does.
+Compilations run in few threads (`compile_queue`). What a step costs here does not grow with the
+number of requests that wait. Knows nothing of schedulers, tensors or what a constraint does.
 """
 
 import dataclasses
-import threading
-import time
-from collections import deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from zipage_lang.runtime.compile_queue import CompileQueue, Job
 from zipage_lang.runtime.grammar_source import GrammarSource
 from zipage_lang.runtime.messages import Abort, AddRequest, Fork, TokenOutput
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.think_params import ThinkParams
 
-COMPILE_TIMEOUT_S = 30.0
-MAX_THREADS = 2
+MAX_JOBS = 256  # grammars of one tenant that may wait to be compiled
+GAVE_WAY = "the grammars in use take all the memory that there is for them; try again later"
 Key = tuple[GrammarSource | None, ThinkParams | None]
 
 
@@ -28,33 +25,8 @@ class Preparer(Protocol):
 
     def is_prepared(self, sampling: SamplingParams) -> bool: ...
     def prepare(self, sampling: SamplingParams) -> None: ...
-    def hold(self, sampling: SamplingParams) -> None: ...
+    def hold(self, sampling: SamplingParams) -> bool: ...
     def let_go(self, sampling: SamplingParams) -> None: ...
-
-
-@dataclasses.dataclass(slots=True)
-class _Job:
-    """One preparation, for all requests that wait for it."""
-
-    sampling: SamplingParams
-    deadline: float = 0.0
-    thread: threading.Thread | None = None
-    error: str | None = None
-    has_ended: bool = False
-
-    @property
-    def is_running(self) -> bool:
-        """Not settled yet."""
-        return not self.has_ended and self.error is None
-
-    def run(self, preparer: Preparer) -> None:
-        try:
-            preparer.prepare(self.sampling)
-        except ValueError as error:
-            self.error = str(error)
-        except Exception as error:  # a thread's errors reach nobody else
-            self.error = f"the grammar could not be prepared: {error!r:.300}"
-        self.has_ended = True
 
 
 @dataclasses.dataclass(slots=True)
@@ -65,72 +37,89 @@ class Passed:
     refused: list[tuple[AddRequest, str]]
 
 
+@dataclasses.dataclass(slots=True)
+class _Held:
+    """A message that waits, and the jobs it waits for. `jobs`: of each of its requests, if any."""
+
+    message: AddRequest | Fork
+    jobs: dict[Key, Job]
+    num_open: int
+
+
 class GrammarGate:
     """Messages in, messages out, in order where nothing has to be waited for."""
 
     def __init__(
-        self, preparer: Preparer, max_waiting: int, timeout_s: float = COMPILE_TIMEOUT_S
+        self, preparer: Preparer, max_waiting: int, max_waiting_per_tenant: int | None = None
     ) -> None:
         self._preparer = preparer
-        self._max_waiting = max_waiting
-        self._timeout_s = timeout_s
-        self._waiting: deque[AddRequest | Fork] = deque()
-        self._jobs: dict[Key, _Job] = {}
-        self._stuck: list[threading.Thread] = []
+        self._max_waiting, self._max_per_tenant = max_waiting, max_waiting_per_tenant
+        self._queue = CompileQueue(preparer.prepare)
+        self._waiting: dict[int, _Held] = {}  # by the order they came in
+        self._num_taken = 0
+        self._place: dict[str, int] = {}  # request id -> its message in `waiting`
+        self._num_of: Counter[str] = Counter()  # tenant -> its requests that wait here
+        self._ready: list[int] = []  # waited for what has been aborted since
+        self._jobs: dict[Key, Job] = {}
+        self._waiters: dict[Key, dict[int, None]] = {}
         self._users: dict[str, tuple[SamplingParams, int]] = {}  # request id -> samples running
 
     @property
     def has_waiting(self) -> bool:
         return bool(self._waiting)
 
+    def is_waiting(self, request_id: str) -> bool:
+        """Whether the request waits here."""
+        return request_id in self._place
+
     def take(self, message: AddRequest | Fork) -> Passed | None:
         """The message if it may go on at once; None: `pass_on` will give it later."""
-        samplings = [request.sampling for request in _requests(message)]
-        if all(not s.is_constrained or self._preparer.is_prepared(s) for s in samplings):
-            return self._let_through(message)
-        if len(self._waiting) >= self._max_waiting:
-            error = f"{self._max_waiting} requests wait for grammars already; try again later"
-            return Passed(message, [(request, error) for request in _requests(message)])
-        for sampling in samplings:
-            self._want(sampling)
-        self._start_threads()
-        self._waiting.append(message)
+        requests = _requests(message)
+        wanted = {_key(r.sampling): r for r in requests if self._must_wait(r.sampling)}
+        if not wanted:
+            return self._let_through(message, {})
+        error = self._why_not(requests, wanted)
+        if error is not None:
+            return Passed(message, [(request, error) for request in requests])
+        self._hold_back(message, wanted)
         return None
 
     def pass_on(self) -> list[Passed]:
         """The messages whose grammars have been settled since the last call."""
-        if not self._waiting:
-            return []
-        self._look_after_jobs()
-        waiting, self._waiting = self._waiting, deque()
-        passed = []
-        for message in waiting:
-            if self._is_settled(message):
-                passed.append(self._let_through(message))
-            else:
-                self._waiting.append(message)
-        wanted = {_key(r.sampling) for message in self._waiting for r in _requests(message)}
-        self._jobs = {key: job for key, job in self._jobs.items() if key in wanted}
-        return passed
+        ready, self._ready = [n for n in self._ready if n in self._waiting], []
+        for job in self._queue.take_settled():
+            key = _key(job.sampling)
+            del self._jobs[key]
+            for number in self._waiters.pop(key):
+                held = self._waiting[number]
+                held.num_open -= 1
+                if held.num_open == 0:
+                    ready.append(number)
+        return [self._release(number) for number in sorted(ready)]
 
     def wait(self, timeout_s: float) -> None:
         """Until a compilation ends, but not for long."""
-        running = [j.thread for j in self._jobs.values() if j.thread is not None and j.is_running]
-        if running:
-            running[0].join(timeout_s)
+        self._queue.wait(timeout_s)
 
     def abort(self, message: Abort) -> list[AddRequest]:
         """Take out what the message aborts; the requests that were waiting here."""
-        ids, groups = set(message.request_ids), set(message.group_ids) - {""}
+        ids = set(message.request_ids)
+        numbers = {self._place[i] for i in message.request_ids if i in self._place}
+        groups = set(message.group_ids) - {""}
+        if groups:
+            numbers |= {
+                number
+                for number, held in self._waiting.items()
+                if any(request.group_id in groups for request in _requests(held.message))
+            }
         aborted: list[AddRequest] = []
-        kept: deque[AddRequest | Fork] = deque()
-        for held in self._waiting:
-            gone = [r for r in _requests(held) if r.request_id in ids or r.group_id in groups]
+        for number in sorted(numbers):
+            held = self._waiting[number]
+            gone = [
+                r for r in _requests(held.message) if r.request_id in ids or r.group_id in groups
+            ]
             aborted += gone
-            rest = _without(held, gone)
-            if rest is not None:
-                kept.append(rest)
-        self._waiting = kept
+            self._take_out(number, gone)
         return aborted
 
     def note_outputs(self, outputs: Iterable[TokenOutput]) -> None:
@@ -145,51 +134,95 @@ class GrammarGate:
                     del self._users[output.request_id]
                     self._preparer.let_go(sampling)
 
-    def _want(self, sampling: SamplingParams) -> None:
-        is_ready = not sampling.is_constrained or self._preparer.is_prepared(sampling)
-        if not is_ready and _key(sampling) not in self._jobs:
-            self._jobs[_key(sampling)] = _Job(sampling)
+    def table_sizes(self) -> dict[str, int]:
+        """Entries of what is kept for requests, by name."""
+        return {
+            "gate_waiting": len(self._waiting),
+            "gate_places": len(self._place),
+            "gate_tenants": len(self._num_of),
+            "gate_jobs": len(self._jobs),
+            "gate_users": len(self._users),
+        }
 
-    def _start_threads(self) -> None:
-        running = [j for j in self._jobs.values() if j.thread is not None and j.is_running]
-        queued = [j for j in self._jobs.values() if j.thread is None and j.error is None]
-        for job in queued[: max(0, MAX_THREADS - len(running) - len(self._stuck))]:
-            job.thread = threading.Thread(
-                target=job.run, args=(self._preparer,), name="zipage-grammar", daemon=True
-            )
-            job.deadline = time.monotonic() + self._timeout_s
-            job.thread.start()
+    def _must_wait(self, sampling: SamplingParams) -> bool:
+        return sampling.is_constrained and not self._preparer.is_prepared(sampling)
 
-    def _look_after_jobs(self) -> None:
-        self._stuck = [thread for thread in self._stuck if thread.is_alive()]
-        for job in self._jobs.values():
-            if job.thread is not None and job.is_running and time.monotonic() > job.deadline:
-                job.error = f"the grammar took over {self._timeout_s:g} s to compile; simplify it"
-                self._stuck.append(job.thread)
-            if job.thread is None and len(self._stuck) >= MAX_THREADS:
-                job.error = "other grammars take too long to compile; try again later"
-        self._start_threads()
+    def _why_not(self, requests: Sequence[AddRequest], wanted: dict[Key, AddRequest]) -> str | None:
+        """Why the requests may not wait here; None where they may."""
+        if len(self._place) >= self._max_waiting:
+            return f"{len(self._place)} requests wait for grammars already; try again later"
+        tenant, most = requests[0].tenant, self._max_per_tenant
+        if most is not None and self._num_of[tenant] >= most:
+            num_own = self._num_of[tenant]
+            return f"{num_own} requests of this tenant wait for grammars already; try again later"
+        num_new = sum(key not in self._jobs for key in wanted)
+        if num_new and self._queue.num_queued(tenant) + num_new > MAX_JOBS:
+            return f"{MAX_JOBS} grammars wait to be compiled already; try again later"
+        return None
 
-    def _is_settled(self, message: AddRequest | Fork) -> bool:
-        jobs = (self._jobs.get(_key(request.sampling)) for request in _requests(message))
-        return all(job is None or not job.is_running for job in jobs)
+    def _hold_back(self, message: AddRequest | Fork, wanted: dict[Key, AddRequest]) -> None:
+        self._num_taken += 1
+        number = self._num_taken
+        for key, request in wanted.items():
+            if key not in self._jobs:
+                self._jobs[key] = Job(request.sampling, request.tenant)
+                self._queue.add(self._jobs[key])
+            self._waiters.setdefault(key, {})[number] = None
+        jobs = {key: self._jobs[key] for key in wanted}
+        self._waiting[number] = _Held(message, jobs, len(jobs))
+        for request in _requests(message):
+            self._place[request.request_id] = number
+            self._num_of[request.tenant] += 1
 
-    def _let_through(self, message: AddRequest | Fork) -> Passed:
+    def _release(self, number: int) -> Passed:
+        held = self._waiting.pop(number)
+        self._forget(_requests(held.message))
+        return self._let_through(held.message, held.jobs)
+
+    def _take_out(self, number: int, gone: Sequence[AddRequest]) -> None:
+        """The message without those requests; jobs that nobody waits for are not begun."""
+        held = self._waiting[number]
+        self._forget(gone)
+        rest = _without(held.message, gone)
+        kept = set() if rest is None else {_key(request.sampling) for request in _requests(rest)}
+        for key in [key for key in held.jobs if key not in kept]:
+            if key in self._waiters and number in self._waiters[key]:
+                held.num_open -= 1
+                del self._waiters[key][number]
+                if not self._waiters[key] and self._queue.withdraw(held.jobs[key]):
+                    del self._waiters[key], self._jobs[key]
+        if rest is None:
+            del self._waiting[number]
+            return
+        held.message = rest
+        if held.num_open == 0:
+            self._ready.append(number)
+
+    def _forget(self, requests: Iterable[AddRequest]) -> None:
+        for request in requests:
+            self._place.pop(request.request_id, None)
+            self._num_of[request.tenant] -= 1
+            if self._num_of[request.tenant] <= 0:
+                del self._num_of[request.tenant]
+
+    def _let_through(self, message: AddRequest | Fork, jobs: dict[Key, Job]) -> Passed:
         refused = []
         for request in _requests(message):
-            job = self._jobs.get(_key(request.sampling))
+            job = jobs.get(_key(request.sampling))
             if job is not None and job.error is not None:
                 refused.append((request, job.error))
-            elif request.sampling.is_constrained:
-                self._hold(request)
+            elif request.sampling.is_constrained and not self._hold(request):
+                refused.append((request, GAVE_WAY))
         return Passed(message, refused)
 
-    def _hold(self, request: AddRequest) -> None:
-        self._preparer.hold(request.sampling)
+    def _hold(self, request: AddRequest) -> bool:
+        if not self._preparer.hold(request.sampling):
+            return False
         if request.request_id in self._users:  # a second one under this id will be refused
             self._preparer.let_go(request.sampling)
-            return
-        self._users[request.request_id] = (request.sampling, request.sampling.n)
+        else:
+            self._users[request.request_id] = (request.sampling, request.sampling.n)
+        return True
 
 
 def _key(sampling: SamplingParams) -> Key:

@@ -7,6 +7,7 @@ goes on beside the copies. Knows nothing of whose blocks they are.
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -18,7 +19,10 @@ from zipage_lang.kernels.backend import Backend
 from zipage_lang.kernels.reference.host_copy import line_bytes
 from zipage_lang.runtime.device_copy import send_ints
 from zipage_lang.runtime.kv_cache import KVCache
+from zipage_lang.runtime.out_of_memory import is_out_of_memory
 from zipage_lang.runtime.step_plan import BlockSwap
+
+_LOG = logging.getLogger(__name__)
 
 PIECE_BYTES = 64 * 2**20  # packed before the first byte can leave; large enough for a full bus
 NUM_PIECES = 8  # so much leaves before a swap-out makes the steps wait for the bus
@@ -29,7 +33,7 @@ class Swap(Protocol):
     """What the runner asks: both may return before the copies are done, but look as if they were
     to whatever is launched on the current stream afterwards."""
 
-    def take_memory(self) -> None: ...
+    def take_memory(self) -> int: ...
     def swap_out(self, swaps: Sequence[BlockSwap]) -> None: ...
     def swap_in(self, swaps: Sequence[BlockSwap]) -> None: ...
 
@@ -50,15 +54,31 @@ def make_host_swap(cache: KVCache, num_host_blocks: int, backend: Backend) -> Sw
 
 
 class HostSwap:
-    """Copies at once. Bounded at construction; grows to its bound only when first used."""
+    """Copies at once. Bounded at construction; what is reserved costs memory only once written."""
 
     def __init__(self, cache: KVCache, num_host_blocks: int) -> None:
         self._pools = cache.block_pools
         self._num_blocks = num_host_blocks
         self._host: list[Tensor] = []
 
-    def take_memory(self) -> None:
-        """Nothing to do ahead: pageable memory costs nothing until it is used."""
+    def take_memory(self) -> int:
+        """Reserve all host memory; returns how many blocks it holds, which is less with a warning
+        where the host gives less."""
+        wanted = self._num_blocks
+        while self._num_blocks and not self._can_reserve():
+            self._num_blocks //= 2
+        if self._num_blocks < wanted:
+            _warn_of_less(self._num_blocks, wanted)
+        return self._num_blocks
+
+    def _can_reserve(self) -> bool:
+        try:
+            self._host_pools()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        return True
 
     def swap_out(self, swaps: Sequence[BlockSwap]) -> None:
         """Copy pool blocks to host memory."""
@@ -128,6 +148,7 @@ class StagedHostSwap:
     ) -> None:
         """steps: where the pool is read and written; outward, inward: for the copies."""
         self._pools, self._backend = cache.block_pools, backend
+        self._num_blocks = num_host_blocks
         self._steps, self._outward, self._inward = steps, outward, inward
         self._line_bytes = line_bytes(self._pools)
         self._chunk_len = min(max(1, chunk_bytes // self._line_bytes), max(1, num_host_blocks))
@@ -141,14 +162,20 @@ class StagedHostSwap:
         self._turn = 0
         self._written: dict[int, Any] = {}  # host_id -> mark of the copy that filled it
 
-    def take_memory(self) -> None:
+    def take_memory(self) -> int:
         """Take all host memory now: pinning it in the middle of a step would stall the device.
 
-        Raises RuntimeError where the host has not enough to give.
+        Returns how many blocks it holds, which is less with a warning where the host gives less.
         """
         for number in range(self._num_chunks):
             if number not in self._chunks:
-                self._chunks[number] = self._new_chunk()
+                chunk = self._new_chunk()
+                if chunk is None:
+                    num_blocks = number * self._chunk_len
+                    _warn_of_less(num_blocks, self._num_blocks)
+                    return num_blocks
+                self._chunks[number] = chunk
+        return self._num_blocks
 
     @property
     def host_bytes(self) -> int:
@@ -214,20 +241,31 @@ class StagedHostSwap:
     def _host_lines(self, host_id: int, count: int) -> Tensor:
         number, at = divmod(host_id, self._chunk_len)
         if number not in self._chunks:
-            self._chunks[number] = self._new_chunk()
+            chunk = self._new_chunk()
+            if chunk is None:
+                raise MemoryError(f"no host memory for {self._chunk_len * self._line_bytes} bytes")
+            self._chunks[number] = chunk
         return self._chunks[number][at : at + count]
 
-    def _new_chunk(self) -> Tensor:
-        """uint8 [chunk_len, line_bytes]. Raises RuntimeError where the host has none to give."""
+    def _new_chunk(self) -> Tensor | None:
+        """uint8 [chunk_len, line_bytes]; None where the host has none to give."""
         shape, is_pinned = (self._chunk_len, self._line_bytes), self._backend.device.type == "cuda"
         try:
             return torch.empty(shape, dtype=torch.uint8, pin_memory=is_pinned)
-        except RuntimeError as error:
-            gib = self._chunk_len * self._line_bytes * len(self._chunks) / 2**30
-            raise RuntimeError(
-                f"the host gave no pinned memory beyond {gib:.2f} GiB for swapped requests "
-                f"({error}); set swap_space to {gib:.2f} or less"
-            ) from error
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+
+
+def _warn_of_less(num_blocks: int, wanted: int) -> None:
+    _LOG.warning(
+        "the host gives memory for %d of the %d blocks of swap_space: requests that lose their "
+        "place when memory is short %s. Lower swap_space, or free host memory",
+        num_blocks,
+        wanted,
+        "may be computed again instead" if num_blocks else "are computed again",
+    )
 
 
 def _columns(swaps: Sequence[BlockSwap]) -> tuple[Tensor, Tensor]:

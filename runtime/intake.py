@@ -57,7 +57,8 @@ class Intake:
             request_id=message.request_id,
             sample_index=index,
             arrival=self._arrivals,
-            token_ids=list(message.token_ids),
+            # Samples share one list until they start: n of a long prompt would be n copies.
+            token_ids=message.token_ids if index else list(message.token_ids),
             num_prompt_tokens=len(message.token_ids),
             sampling=message.sampling,
             seed=sample_seed(root, index),
@@ -96,6 +97,11 @@ class Intake:
     def _check_policy(self, kv: KVSettings) -> None:
         if not kv.compacts:
             return
+        if kv.mode == "adaptive" and self._limits.deterministic:
+            raise RequestRefused(
+                "kv mode 'adaptive' compacts when others need memory, and this engine is "
+                "deterministic; use mode 'fixed' or 'off'"
+            )
         try:
             is_known = kv.policy in self._policy_queries
         except ValueError as error:  # known, but not with these parameters

@@ -11,7 +11,9 @@ On a card a pass is few launches (lay out, score, choose, move), since each cost
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -26,12 +28,22 @@ from zipage_lang.kernels.backend import (
 )
 from zipage_lang.runtime.device_copy import send_array
 from zipage_lang.runtime.kv_cache import KVCache
+from zipage_lang.runtime.out_of_memory import Retries, halved
 from zipage_lang.runtime.policies.policy import NOTHING_KNOWN, Calibration, Policy, Scores, TailView
 from zipage_lang.runtime.step_plan import Compaction
 
 # Rows times longest tail of one pass. More spills a CPU's caches; on a card it bounds the scratch
 # (about 40 bytes a slot and KV head), and fewer would leave launches unpaid for.
 _MAX_PASS_SLOTS = {"cpu": 2_048, "cuda": 786_432}
+
+
+class _Pass(NamedTuple):
+    """Some layers of some rows, worked on at once."""
+
+    batch: tuple[Compaction, ...]
+    start: int  # first layer
+    num_layers: int
+    requests: TailRequests | None  # of all of the batch, if they are on the device already
 
 
 class KVCompressor:
@@ -49,9 +61,11 @@ class KVCompressor:
         policies: Mapping[str, Policy],
         max_pass_slots: int | None = None,
         calibration_of: Callable[[Policy], Calibration] = lambda _: NOTHING_KNOWN,
+        retries: Retries | None = None,
     ) -> None:
         """max_pass_slots: rows times longest tail of one pass; None: what suits the device.
         calibration_of: what each policy says that it needs; else no policy may need any.
+        retries: where refusals of memory are counted; None: nobody asks.
 
         Raises ValueError when a policy scores with more queries than the cache's rings hold.
         """
@@ -63,6 +77,7 @@ class KVCompressor:
                 )
         self._cache, self._backend, self._policies = cache, backend, policies
         self._calibration_of = calibration_of
+        self._retries = retries or Retries()
         device_type = backend.device.type
         self._max_pass_slots = max_pass_slots or _MAX_PASS_SLOTS[device_type]
         # Views with all layers' blocks (and all layers' ring entries) in one leading axis.
@@ -72,16 +87,23 @@ class KVCompressor:
         self._ring = cache.queries.flatten(0, 1)  # [all_entries, num_q_heads, head_dim]
         self._ring_lse = cache.query_lse.flatten(0, 1)  # [all_entries, num_q_heads]
 
-    def run(self, compactions: tuple[Compaction, ...]) -> None:
-        """Compact every item. Items are independent: no item's target is another's source."""
+    def run(self, compactions: tuple[Compaction, ...]) -> frozenset[int]:
+        """Compact every item. Items are independent: no item's target is another's source.
+
+        Where memory is refused, fewer rows or layers are worked on at a time. Returns the rows
+        that found none even alone, layer by layer: what their tails hold is not known then.
+        """
         self._check(compactions)
-        self._copy_blocks(compactions)
+        failed: set[int] = set()
+        self._retries.run(compactions, self._copy_blocks, halved, partial(_fail_rows, failed))
         by_policy = defaultdict(list)
         for item in compactions:
-            by_policy[item.policy].append(item)
+            if item.row not in failed:
+                by_policy[item.policy].append(item)
         for name, items in by_policy.items():
             for batch in _split(items, self._max_pass_slots):
-                self._compact(self._policies[name], batch)
+                self._compact(self._policies[name], batch, failed)
+        return frozenset(failed)
 
     def _check(self, compactions: tuple[Compaction, ...]) -> None:
         targets = {copy.dst for item in compactions for copy in item.block_copies}
@@ -91,32 +113,60 @@ class KVCompressor:
             overlap = targets and targets.intersection(item.block_ids_before)
             assert not overlap, f"copies overwrite blocks {overlap} that row {item.row} still reads"
 
-    def _copy_blocks(self, compactions: tuple[Compaction, ...]) -> None:
+    def _copy_blocks(self, compactions: Sequence[Compaction]) -> None:
         copies = [copy for item in compactions for copy in item.block_copies]
         if copies:
             ends = [[copy.src for copy in copies], [copy.dst for copy in copies]]
             src, dst = self._send(ends).unbind()  # each [num_copies]
             self._backend.copy_blocks(self._cache.block_pools, src, dst)
 
-    def _compact(self, policy: Policy, batch: list[Compaction]) -> None:
+    def _compact(self, policy: Policy, batch: list[Compaction], failed: set[int]) -> None:
+        """All layers of a batch, in passes; rows that fail are added to `failed`."""
         max_tail = max(item.tail_len for item in batch)
-        requests = TailRequests(
+        num_layers = self._cache.shape.num_layers
+        layers_per_pass = max(1, self._max_pass_slots // (len(batch) * max_tail))
+        requests: TailRequests | None = None
+
+        def run_pass(part: _Pass) -> TailRequests | None:
+            return self._run_pass(policy, part, failed)
+
+        def give_up(part: _Pass) -> None:
+            _fail_rows(failed, part.batch)
+
+        for start in range(0, num_layers, layers_per_pass):
+            num_left = min(layers_per_pass, num_layers - start)
+            whole = _Pass(tuple(batch), start, num_left, requests)
+            used = self._retries.run(whole, run_pass, _halved_pass, give_up)
+            requests = used[0] if len(used) == 1 and not failed else None
+
+    def _run_pass(
+        self, policy: Policy, part: "_Pass", failed: Collection[int]
+    ) -> TailRequests | None:
+        """Compact some layers of some rows; what it changes, it changes at its end.
+
+        Returns the requests as they were sent to the device, for the next pass of the same rows.
+        """
+        batch = [item for item in part.batch if item.row not in failed]
+        if not batch:
+            return None
+        requests = part.requests or self._requests(policy, batch)
+        rows = self._backend.expand_tails(
+            requests,
+            self._cache.position,
+            part.start,
+            part.num_layers,
+            self._cache.queries.shape[1],
+        )
+        self._compact_rows(policy, rows, max(i.tail_len - i.stateful_len for i in batch))
+        return requests
+
+    def _requests(self, policy: Policy, batch: list[Compaction]) -> TailRequests:
+        return TailRequests(
             lines=self._send(_lines(batch, policy, self._cache.block_size)),
-            max_tail=max_tail,
+            max_tail=max(item.tail_len for item in batch),
             num_queries=policy.num_queries,
             window=self._cache.window,
         )
-        num_layers = self._cache.shape.num_layers
-        layers_per_pass = max(1, self._max_pass_slots // (len(batch) * max_tail))
-        for start in range(0, num_layers, layers_per_pass):
-            rows = self._backend.expand_tails(
-                requests,
-                self._cache.position,
-                start,
-                min(layers_per_pass, num_layers - start),
-                self._cache.queries.shape[1],
-            )
-            self._compact_rows(policy, rows, max(i.tail_len - i.stateful_len for i in batch))
 
     def _compact_rows(self, policy: Policy, rows: TailRows, max_new: int) -> None:
         found = policy.score(self._view(policy, rows, max_new))
@@ -169,6 +219,23 @@ class KVCompressor:
     def _send(self, lines: list[list[int]]) -> Tensor:
         """int64 [num_lines, line_len], without waiting for the device."""
         return send_array(np.array(lines, dtype=np.int64), self._backend.device)
+
+
+def _halved_pass(part: _Pass) -> Sequence[_Pass]:
+    """First fewer rows at a time, then fewer layers."""
+    if len(part.batch) > 1:
+        return [_Pass(tuple(half), *part[1:3], None) for half in halved(part.batch)]
+    first = part.num_layers // 2
+    if first == 0:
+        return ()
+    return (
+        part._replace(num_layers=first),
+        part._replace(start=part.start + first, num_layers=part.num_layers - first),
+    )
+
+
+def _fail_rows(failed: set[int], items: Sequence[Compaction]) -> None:
+    failed.update(item.row for item in items)
 
 
 def _lines(batch: list[Compaction], policy: Policy, block_size: int) -> list[list[int]]:

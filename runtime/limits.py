@@ -18,3 +18,5 @@ class Limits:
     max_model_len: int
     vocab_size: int
     eos_token_ids: Sequence[int]
+    # Nothing that a request computes may depend on the others: strict mode, see docs/determinism.md
+    deterministic: bool = False

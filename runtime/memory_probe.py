@@ -7,9 +7,7 @@ Knows nothing of how many blocks the real pool gets.
 """
 
 import dataclasses
-import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -17,8 +15,13 @@ import torch
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.decode_graphs import buckets_up_to
 from zipage_lang.runtime.limits import Limits
-from zipage_lang.runtime.memory_sizing import GIB, MemoryNeeds, graph_bytes
+from zipage_lang.runtime.memory_sizing import MemoryNeeds, graph_bytes
 from zipage_lang.runtime.model_runner import ModelRunner
+from zipage_lang.runtime.out_of_memory import (
+    explained_out_of_memory,
+    memory_in_use,
+    release_memory,
+)
 from zipage_lang.runtime.policies.policy import Policy
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.step_plan import BlockUpdate, Chunk, Compaction, RowSetup, StepPlan
@@ -214,35 +217,6 @@ def measure_needs(
 def card_meter(device: torch.device) -> Meter:
     """Reads the card that `device` names."""
     return Meter(device, torch.cuda.mem_get_info(device)[1], lambda: memory_in_use(device))
-
-
-def memory_in_use(device: torch.device) -> int:
-    """Bytes of the card in use, by whoever; 0 for a device without memory of its own."""
-    if device.type != "cuda":
-        return 0
-    torch.cuda.synchronize(device)
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free
-
-
-def release_memory() -> None:
-    """Give back what torch's allocator keeps but nobody holds."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-@contextmanager
-def explained_out_of_memory(what: str, device: torch.device) -> Iterator[None]:
-    """Turn the card's refusal into a ValueError that says what did not fit and what to change."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise ValueError(
-            f"{what} did not fit the card ({memory_in_use(device) / GIB:.2f} GiB were in use: "
-            f"{error}); take a smaller model or dtype='bfloat16', lower max_step_tokens, "
-            "max_running or num_query_slots, or free memory that other processes hold"
-        ) from error
 
 
 def _run_worst_steps(runner: ModelRunner, worst: WorstCase) -> Iterator[None]:

@@ -88,7 +88,11 @@ class FlushCache(msgspec.Struct, tag="flush_cache", frozen=True, kw_only=True):
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True, kw_only=True):
-    """End the engine process."""
+    """The client is done: an engine that it started ends, one that it joined lets go of it."""
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True, kw_only=True):
+    """May this client have an engine that runs already? Answered with Ready or Failed."""
 
 
 class LogprobEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -184,13 +188,22 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True, kw_only=True):
-    """The engine could not start; `error`: why, and what to do."""
+    """The engine could not start, or has no use for this client; `error`: why, what to do."""
 
     error: str
 
 
 ToEngine = (
-    AddRequest | Fork | Stop | Abort | Release | GetStats | GetSnapshot | FlushCache | Shutdown
+    AddRequest
+    | Fork
+    | Stop
+    | Abort
+    | Release
+    | GetStats
+    | GetSnapshot
+    | FlushCache
+    | Shutdown
+    | Hello
 )
 ToClient = Outputs | StatsReply | SnapshotReply | Starting | Ready | Failed
 

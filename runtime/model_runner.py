@@ -7,33 +7,28 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from zipage_lang.kernels.backend import Backend
-from zipage_lang.runtime.batch_builder import BatchBuilder
+from zipage_lang.runtime.chunk_runner import ChunkResults, ChunkRunner
 from zipage_lang.runtime.compactor import Compactor
 from zipage_lang.runtime.decode_graphs import DecodeGraphs
 from zipage_lang.runtime.device_clock import DeviceClock, Span, timed_event
 from zipage_lang.runtime.device_copy import send_ints
-from zipage_lang.runtime.draws import Draws
-from zipage_lang.runtime.forward_batch import ForwardBatch
 from zipage_lang.runtime.host_swap import Swap
 from zipage_lang.runtime.kv_cache import KVCache
 from zipage_lang.runtime.models.registry import LoadedModel
+from zipage_lang.runtime.out_of_memory import Retries, halved, no_memory_left
 from zipage_lang.runtime.row_tables import RowTables
 from zipage_lang.runtime.sampler import Sampler
 from zipage_lang.runtime.step_plan import (
     BlockCopy,
+    BlockSwap,
     BlockUpdate,
-    Chunk,
-    PromptLogprobs,
-    PromptScore,
+    RowSetup,
     StepPlan,
     StepResult,
-    TokenLogprobs,
+    StepTrouble,
 )
-
-LOGPROB_LINES = 64  # prompt positions whose logits are made at a time; bounds their memory
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,9 +36,18 @@ class Launched:
     """A step on its way."""
 
     step: int
-    draws: Draws | None
-    prompt_logprobs: tuple[PromptLogprobs, ...]
+    chunks: ChunkResults
     span: Span | None  # on the device; None on the CPU
+    trouble: StepTrouble | None  # None: there was memory for all of it
+
+
+@dataclasses.dataclass(slots=True)
+class _Losses:
+    """What a step being launched found no memory for."""
+
+    rows: set[int] = dataclasses.field(default_factory=set)
+    block_ids: set[int] = dataclasses.field(default_factory=set)  # not filled as the plan says
+    host_ids: set[int] = dataclasses.field(default_factory=set)
 
 
 class ModelRunner:
@@ -60,18 +64,31 @@ class ModelRunner:
         tables: RowTables,
         host_swap: Swap,
         graphs: DecodeGraphs | None,
+        retries: Retries,
     ) -> None:
-        """graphs: None where decode steps run like any other."""
-        self._model, self._cache, self._backend = loaded.model, cache, backend
+        """graphs: None where decode steps run like any other.
+        retries: shared with the compactor and the sampler."""
+        self._cache, self._backend = cache, backend
         self._compactor, self._sampler = compactor, sampler
         self._tables, self._host_swap = tables, host_swap
-        self._graphs = graphs
+        self._graphs, self._retries = graphs, retries
         self.clock = DeviceClock()
-        self._batches = BatchBuilder(cache, backend, tables)
+        self._chunks = ChunkRunner(
+            loaded.model,
+            cache,
+            backend,
+            tables=tables,
+            sampler=sampler,
+            graphs=graphs,
+            retries=retries,
+        )
 
-    def take_host_memory(self) -> None:
-        """Take the host memory for swaps now, where taking it later would stall the device."""
-        self._host_swap.take_memory()
+    def take_host_memory(self) -> int:
+        """Take the host memory for swaps now, where taking it later would stall the device.
+
+        Returns how many blocks it holds: fewer than asked for where the host gives no more.
+        """
+        return self._host_swap.take_memory()
 
     @torch.inference_mode()
     def capture_graphs(self, has_queries: bool, report: Callable[[int, int], None]) -> None:
@@ -86,30 +103,35 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
-        """Start all that the plan says, behind what was launched before; may not wait for it."""
+        """Start all that the plan says, behind what was launched before; may not wait for it.
+
+        Where memory is refused it does the work in smaller parts, and says what it could not do.
+        """
         start = timed_event() if self._backend.device.type == "cuda" else None
-        self._host_swap.swap_out(plan.swap_outs)
-        self._copy_blocks(plan.block_copies)
-        self._host_swap.swap_in(plan.swap_ins)
-        for setup in plan.row_setups:
-            self._sampler.set_up_row(setup)
+        num_refusals, losses = self._retries.num_refusals, _Losses()
+        self._move_blocks(plan, losses)
+        self._set_up_rows(plan.row_setups, losses)
         for update in plan.block_updates:
             self._tables.update(update)
-        self._compact(plan)
-        draws, prompt_logprobs = self._run_chunks(plan.chunks)
+            if losses.block_ids and not losses.block_ids.isdisjoint(update.block_ids):
+                losses.rows.add(update.row)
+        self._compact(plan, losses)
+        chunks = self._chunks.run(plan.chunks, losses.rows) if plan.chunks else ChunkResults()
+        num_refusals = self._retries.num_refusals - num_refusals
+        trouble = self._trouble(plan, num_refusals, losses) if num_refusals else None
         span = None if start is None else (start, timed_event())
-        return Launched(plan.step, draws, prompt_logprobs, span)
+        return Launched(plan.step, chunks, span, trouble)
 
     def collect(self, launched: Launched) -> StepResult:
         """Wait for the step's drawn tokens; a row that could draw none has an error instead."""
-        samples = () if launched.draws is None else launched.draws.samples()
+        samples = tuple(item for draws in launched.chunks.draws for item in draws.samples())
         if launched.span is not None:
             launched.span[1].synchronize()
             self.clock.add(launched.span)
         return StepResult(
             step=launched.step,
             samples=samples,
-            prompt_logprobs=launched.prompt_logprobs,
+            prompt_logprobs=launched.chunks.prompt_logprobs,
             done_compactions=self._compactor.take_done(),
         )
 
@@ -130,70 +152,65 @@ class ModelRunner:
         }
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Launch and wait."""
-        return self.collect(self.launch(plan))
+        """Launch and wait. Raises MemoryError where a row's work found no memory."""
+        launched = self.launch(plan)
+        trouble = launched.trouble
+        if trouble is not None and (trouble.failed_rows or trouble.lost_host_ids):
+            raise MemoryError(trouble.error)
+        return self.collect(launched)
+
+    def _trouble(self, plan: StepPlan, num_refusals: int, losses: _Losses) -> StepTrouble:
+        return StepTrouble(
+            step=plan.step,
+            num_refusals=num_refusals,
+            failed_rows=tuple(sorted(losses.rows)),
+            lost_host_ids=tuple(sorted(losses.host_ids)),
+            error=no_memory_left(self._backend.device),
+        )
+
+    def _move_blocks(self, plan: StepPlan, losses: _Losses) -> None:
+        """Halves of copies keep the rule that all sources are read before any target is written:
+        the plan names copies in the order of its decisions, so what one writes none behind it
+        reads."""
+
+        def lose_host(swaps: Sequence[BlockSwap]) -> None:
+            losses.host_ids.update(swap.host_id for swap in swaps)
+
+        def lose_copies(copies: Sequence[BlockCopy]) -> None:
+            losses.block_ids.update(copy.dst for copy in copies)
+
+        def lose_blocks(swaps: Sequence[BlockSwap]) -> None:
+            losses.block_ids.update(swap.block_id for swap in swaps)
+
+        swap, run = self._host_swap, self._retries.run
+        if plan.swap_outs:
+            run(plan.swap_outs, swap.swap_out, halved, lose_host)
+            lose_blocks([item for item in plan.swap_ins if item.host_id in losses.host_ids])
+        if plan.block_copies:
+            run(plan.block_copies, self._copy_blocks, halved, lose_copies)
+        if plan.swap_ins:
+            run(plan.swap_ins, swap.swap_in, halved, lose_blocks)
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        if not copies:
-            return
         device = self._backend.device
         src = send_ints([copy.src for copy in copies], device)  # [num_copies]
         dst = send_ints([copy.dst for copy in copies], device)  # [num_copies]
         self._backend.copy_blocks(self._cache.block_pools, src, dst)
 
-    def _run_chunks(
-        self, chunks: Sequence[Chunk]
-    ) -> tuple[Draws | None, tuple[PromptLogprobs, ...]]:
-        if not chunks:
-            return None, ()
-        if self._graphs is not None and self._graphs.can_run(chunks):
-            logits = self._graphs.run(chunks)  # [num_chunks, vocab_size]
-            return self._draw(logits, [chunk.row for chunk in chunks]), ()
-        batch = self._batches.build(chunks, self._sampler.last_token_ids)
-        hidden = self._model.forward(batch, self._cache)  # [num_tokens, hidden_size]
-        return self._sample(chunks, batch, hidden), self._prompt_logprobs(chunks, hidden)
+    def _set_up_rows(self, setups: Sequence[RowSetup], losses: _Losses) -> None:
+        def set_up(setups: Sequence[RowSetup]) -> None:
+            for setup in setups:
+                self._sampler.set_up_row(setup)
 
-    def _sample(self, chunks: Sequence[Chunk], batch: ForwardBatch, hidden: Tensor) -> Draws | None:
-        drawing = [chunk for chunk in chunks if chunk.sample_rows]
-        if not drawing:
-            return None
-        logits = self._model.logits(hidden[batch.logits_index])  # [num_drawing, vocab_size]
-        rows = [row for chunk in drawing for row in chunk.sample_rows]
-        if len(rows) > len(drawing):  # samples of one request draw from the same logits
-            lines = [i for i, chunk in enumerate(drawing) for _ in chunk.sample_rows]
-            logits = logits[send_ints(lines, logits.device)]  # [num_rows, vocab_size]
-        return self._draw(logits, rows)
+        def lose(setups: Sequence[RowSetup]) -> None:
+            losses.rows.update(setup.row for setup in setups)
 
-    def _draw(self, logits: Tensor, rows: Sequence[int]) -> Draws:
-        draws = self._sampler.draw(logits, rows)
-        draws.start_copy()
-        return draws
+        if setups:
+            self._retries.run(setups, set_up, halved, lose)
 
-    def _prompt_logprobs(
-        self, chunks: Sequence[Chunk], hidden: Tensor
-    ) -> tuple[PromptLogprobs, ...]:
-        found, start = [], 0
-        for chunk in chunks:
-            if chunk.prompt_score is not None:
-                first = start + chunk.prompt_score.first
-                states = hidden[first : first + len(chunk.prompt_score.next_token_ids)]
-                found.append(PromptLogprobs(chunk.row, self._score(chunk.prompt_score, states)))
-            start += chunk.num_tokens
-        return tuple(found)
-
-    def _score(self, wanted: PromptScore, hidden: Tensor) -> tuple[TokenLogprobs, ...]:
-        """hidden: [num_wanted, hidden_size], the states that the wanted tokens follow."""
-        next_ids = send_ints(wanted.next_token_ids, hidden.device)  # [num_wanted]
-        entries: list[TokenLogprobs] = []
-        parts = zip(hidden.split(LOGPROB_LINES), next_ids.split(LOGPROB_LINES), strict=True)
-        for states, token_ids in parts:
-            logits = self._model.logits(states)  # [num_lines, vocab_size]
-            entries += self._sampler.score_prompt(logits, token_ids, wanted.num_top)
-        return tuple(entries)
-
-    def _compact(self, plan: StepPlan) -> None:
+    def _compact(self, plan: StepPlan, losses: _Losses) -> None:
         if not plan.compactions:
             return
-        self._compactor.launch(plan.compactions)
+        losses.rows.update(self._compactor.launch(plan.compactions))
         for item in plan.compactions:
             self._tables.update(BlockUpdate(item.row, 0, item.block_ids))

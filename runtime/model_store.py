@@ -17,6 +17,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from zipage_lang.runtime.model_links import check_links
+
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
@@ -204,6 +206,7 @@ def _local(path: Path) -> Path:
         if path.suffix == ".gguf":
             return path
         raise ValueError(f"{path} is not a model; {_WHAT_IS_TAKEN}")
+    check_links(path)
     if (path / "config.json").is_file():
         return path
     ggufs = sorted(path.glob("*.gguf"))
@@ -240,6 +243,7 @@ def _from_hub(name: str) -> Path:
             problem = error
             continue
         if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+            check_links(folder)
             return folder
         problem = ValueError("it holds no config.json with safetensors weights")
     raise ValueError(

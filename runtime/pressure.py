@@ -53,11 +53,11 @@ class Pressure:
 
     def release_waiting_branch(self, besides: Request) -> bool:
         """The newest branch that waits with its parent's blocks gives them to the tree."""
-        for request in self._state.waiting.newest_first():
-            if request.table is not None and request is not besides:
-                self._state.keep_in_tree(request)
-                return True
-        return False
+        request = self._state.waiting.take_newest_branch(besides)
+        if request is None:
+            return False
+        self._state.keep_in_tree(request)
+        return True
 
     def compact_adaptive(self, plan: PlanBuilder) -> bool:
         """Someone waits for memory: whoever runs in adaptive mode and can drop most, does."""

@@ -8,6 +8,7 @@ import enum
 import time
 
 from zipage_lang.radix_cache.block_table import BlockTable, SwappedTable
+from zipage_lang.runtime.fair_share import Account
 from zipage_lang.runtime.kv_params import KVSettings
 from zipage_lang.runtime.messages import KVUsage, LogprobEntry, Usage
 from zipage_lang.runtime.sampling_params import SamplingParams
@@ -36,7 +37,11 @@ class SwappedState:
 
 @dataclasses.dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """One sample of one AddRequest. Lower (priority, turn, arrival) takes precedence."""
+    """One sample of one AddRequest.
+
+    Lower (round of its tenant, priority, turn, arrival) takes precedence. Without several tenants
+    all are of one round; among those of one tenant it decides nothing.
+    """
 
     request_id: str
     sample_index: int
@@ -53,6 +58,7 @@ class Request:
     priority: int = 0
     group_id: str = ""
     hold: bool = False
+    account: Account = dataclasses.field(default_factory=Account)  # its tenant's
 
     status: Status = Status.WAITING
     row: int | None = None
@@ -64,6 +70,7 @@ class Request:
     turn: int = 0  # grows with what it draws; changes only while it is in no queue
     queued_since: float | None = dataclasses.field(default_factory=time.monotonic)  # None: it ran
     skips: int = 0  # times a later request was admitted before it (lpm)
+    is_charged: bool = False  # its tenant has paid for its prompt; what it draws counts as it comes
     num_pending: int = 0  # tokens being drawn by steps whose result has not come back
     is_prefilled: bool = False  # its whole prompt is computed and may be shared through the tree
     is_stalled: bool = False  # found no block in the last step: goes in with the decodes next time
@@ -88,8 +95,20 @@ class Request:
     prompt_logprobs: list[LogprobEntry | None] = dataclasses.field(default_factory=list)
 
     @property
-    def precedence(self) -> tuple[int, int, int]:
+    def precedence(self) -> tuple[int, int, int, int]:
+        return (self.account.round, self.priority, self.turn, self.arrival)
+
+    @property
+    def own_precedence(self) -> tuple[int, int, int]:
+        """Among the requests of its tenant."""
         return (self.priority, self.turn, self.arrival)
+
+    @property
+    def num_uncharged(self) -> int:
+        """Known tokens that its tenant has not been charged with yet; samples share one prompt."""
+        if self.is_charged or self.sample_index > 0:
+            return 0
+        return len(self.token_ids) - self.logical_len
 
     @property
     def num_output_tokens(self) -> int:

@@ -11,8 +11,10 @@ from torch import Tensor
 from zipage_lang.kernels.backend import Backend, RowSettings
 from zipage_lang.runtime.constraint import Constraint
 from zipage_lang.runtime.draw_batch import BatchMaker, DrawBatch, Lines, RowWishes
-from zipage_lang.runtime.draws import Draws, Scores, token_logprobs
+from zipage_lang.runtime.drawn_scores import DrawnScores
+from zipage_lang.runtime.draws import Draws, token_logprobs
 from zipage_lang.runtime.logit_masks import ConstrainedRows
+from zipage_lang.runtime.out_of_memory import Retries
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.step_plan import RowSetup, TokenLogprobs
 
@@ -48,8 +50,9 @@ class _TokenCounts:
 
     def _grow(self) -> None:
         num_slots = len(self.generated)
-        self.in_prompt = torch.cat([self.in_prompt, self.in_prompt.new_zeros(self._more())])
+        in_prompt = torch.cat([self.in_prompt, self.in_prompt.new_zeros(self._more())])
         self.generated = torch.cat([self.generated, self.generated.new_zeros(self._more())])
+        self.in_prompt = in_prompt  # both, or neither where memory is refused
         self._free += range(num_slots, len(self.generated))
 
     def _more(self) -> tuple[int, int]:
@@ -76,9 +79,11 @@ class Sampler:
         backend: Backend,
         device: torch.device,
         make_constraint: MakeConstraint | None = None,
+        retries: Retries | None = None,
     ) -> None:
         """make_constraint: of an output's settings and its tokens so far; None where no request
-        has a grammar or watched thinking."""
+        has a grammar or watched thinking.
+        retries: where refusals of memory are counted; None: nobody asks."""
         self.vocab_size, self.backend, self.device = vocab_size, backend, torch.device(device)
         self._maker = BatchMaker(vocab_size, tuple(eos_token_ids), self.device)
         self.last_token_ids = self._zeros(max_rows, torch.int64)  # [max_rows], read by the forward
@@ -102,6 +107,7 @@ class Sampler:
             self.last_token_ids,
         )
         self._counts = _TokenCounts(vocab_size, self.device)
+        self._drawn_scores = DrawnScores(backend, retries or Retries())
         self._make_constraint = make_constraint
         self._constrained = ConstrainedRows(vocab_size, self.device)
         self._wishes: dict[int, RowWishes] = {}
@@ -109,7 +115,10 @@ class Sampler:
         self._batches: dict[tuple[int, ...], DrawBatch] = {}
 
     def set_up_row(self, setup: RowSetup) -> None:
-        """A request takes the row: settings, counts and the place in its random stream are new."""
+        """A request takes the row: settings, counts and the place in its random stream are new.
+
+        May be called again for the same setup, as after an error half-way.
+        """
         row, sampling = setup.row, setup.sampling
         output = setup.token_ids[setup.num_prompt_tokens :]
         self._batches.clear()
@@ -135,7 +144,9 @@ class Sampler:
     def draw(self, logits: Tensor, rows: Sequence[int]) -> Draws:
         """Draw one token per row and move the rows' state on.
 
-        Waits for the device only where a row is constrained: for the token it drew last.
+        Waits for the device only where a row is constrained: for the token it drew last. An error
+        leaves all rows where they were, so that the call may be repeated. Where memory is refused
+        behind the draw itself, the lines concerned have an error among the draws.
 
         Args:
             logits: float [num_draws, vocab_size], line i for rows[i]; constrained rows' lines are
@@ -151,10 +162,10 @@ class Sampler:
             edited, batch.rows, self._settings, batch.max_top_k
         )  # [2, num_draws]
         token_ids = drawn[0]  # [num_draws]
-        if batch.penalized is not None:
-            self._counts.generated[batch.count_slots, batch.penalized.take(token_ids)] += 1
-        scores = self._scores(logits, token_ids, batch)
-        draws = Draws(tuple(rows), drawn, batch.num_top, scores, followers)
+        errors: dict[int, str] = {}
+        self._drawn_scores.count(self._counts.generated, token_ids, batch, errors)
+        scores = self._drawn_scores.score(logits, token_ids, batch, errors)
+        draws = Draws(tuple(rows), drawn, batch.num_top, scores, followers, errors)
         self._constrained.expect(draws)
         return draws
 
@@ -201,13 +212,6 @@ class Sampler:
             self._presence[group.rows],
             self._frequency[group.rows],
         )
-
-    def _scores(self, logits: Tensor, token_ids: Tensor, batch: DrawBatch) -> Scores | None:
-        if batch.scored is None:
-            return None
-        num_top = max(num for num in batch.num_top if num is not None)
-        lines = batch.scored
-        return self.backend.score_tokens(lines.take(logits), lines.take(token_ids), num_top)
 
     def _batch_of(self, rows: tuple[int, ...]) -> DrawBatch:
         if rows not in self._batches:

@@ -24,12 +24,14 @@ from zipage_lang.runtime.scheduler_state import SchedulerState
 from zipage_lang.runtime.snapshot import Snapshot
 from zipage_lang.runtime.snapshot_taker import take_grid, take_nodes, take_requests
 from zipage_lang.runtime.steady_decodes import SteadyDecodes
+from zipage_lang.runtime.step_budget import StepBudget
 from zipage_lang.runtime.step_plan import (
     Chunk,
     PromptScore,
     Sample,
     StepPlan,
     StepResult,
+    StepTrouble,
 )
 
 
@@ -53,6 +55,7 @@ class Scheduler:
         self._branching = Branching(self._state, self._planner)
         self._intake = Intake(compression, limits, cache.block_size, policy_queries)
         self._outputs = RequestOutputs()
+        self._budget = StepBudget(config.max_step_tokens)
         self._by_id: dict[str, list[Request]] = {}
         self._in_flight: dict[int, PlanBuilder] = {}
         self._is_memory_wanted = False  # the last step could not admit someone for want of blocks
@@ -80,6 +83,15 @@ class Scheduler:
                     self._branching.show_in_tree(parent)
             self._state.waiting.add(leader)
 
+    def knows(self, request_id: str) -> bool:
+        """Whether a sample of it has not ended."""
+        return request_id in self._by_id
+
+    @property
+    def held_ids(self) -> list[str]:
+        """Of the states kept for a later fork."""
+        return list(self._state.held)
+
     def refuse(self, message: AddRequest, error: str) -> None:
         """Tell the client that its request was refused."""
         self._state.counts.num_refused += 1
@@ -91,9 +103,12 @@ class Scheduler:
         self._outputs.tell_abort(message)
 
     def stop(self, message: Stop) -> None:
-        """End a sample whose stop string the client has seen; tokens behind it do not count."""
+        """End a sample whose stop string the client has seen; tokens behind it do not count.
+
+        A sample that has said nothing yet goes on: nothing can have been seen in it.
+        """
         for request in self._by_id.get(message.request_id, []):
-            if request.sample_index == message.sample_index and not request.followers:
+            if request.sample_index == message.sample_index and request.num_output_tokens > 0:
                 self._leave_queues(request)
                 self._cut(request, message.num_output_tokens)
                 self._settle(request, "stop")
@@ -103,7 +118,8 @@ class Scheduler:
     def abort(self, message: Abort) -> None:
         """End requests whose caller left; their blocks are free (or evictable) at once."""
         groups = set(message.group_ids) - {""}  # no group is not a group
-        in_groups = {r.request_id for r in self._state.requests() if r.group_id in groups}
+        everyone = self._state.requests() if groups else ()
+        in_groups = {r.request_id for r in everyone if r.group_id in groups}
         for request_id in (*message.request_ids, *sorted(in_groups)):
             for request in list(self._by_id.get(request_id, [])):
                 self._state.counts.num_aborted += 1
@@ -132,12 +148,13 @@ class Scheduler:
         Empty only when all that can move waits for a result that is still to come.
         """
         plan = PlanBuilder()
+        self._state.begin_rounds()
         self._state.slots.provide(self._state.running)
         if self._is_memory_wanted:
             self._pressure.compact_adaptive(plan)
             self._take_turns(plan)
         self._is_memory_wanted = False
-        budget = self._run_on(plan, self._config.max_step_tokens)
+        budget = self._run_on(plan, self._budget.num_tokens)
         if not plan.has_displaced:
             budget = self._admit(plan, budget)
         if plan.is_empty and not self._is_result_coming:
@@ -149,7 +166,16 @@ class Scheduler:
         if not sealed.is_empty:
             self._state.counts.num_steps = step
             self._in_flight[step] = plan
+            self._budget.grow()
         return sealed
+
+    def note_trouble(self, plan: StepPlan, trouble: StepTrouble) -> None:
+        """Memory was refused while the step was launched: end whom that leaves without a sound
+        state, and plan smaller steps for a while. To be told before anything else happens."""
+        self._state.counts.num_out_of_memory += trouble.num_refusals
+        self._budget.halve(plan.num_tokens)
+        for request in self._failed(self._in_flight[plan.step], trouble):
+            self._fail(request, trouble.error)
 
     def apply(self, plan: StepPlan, result: StepResult) -> None:
         """Take in what the step yielded. Steps are applied in the order they were planned."""
@@ -163,7 +189,7 @@ class Scheduler:
             for request, row in zip(
                 planned.sampling_requests, planned.chunk.sample_rows, strict=True
             ):
-                self._take_sample(request, by_row[row])
+                self._take_sample(request, by_row.get(row))
         self.note_compacted(result.done_compactions)
 
     def note_compacted(self, idents: Sequence[int]) -> None:
@@ -195,6 +221,17 @@ class Scheduler:
             "num_free_host_blocks": state.host.num_free,
             **dataclasses.asdict(state.counts),
             **state.cache.stats(),
+        }
+
+    def table_sizes(self) -> dict[str, int]:
+        """Entries of tables that must be empty when nobody has work here, by name."""
+        state = self._state
+        return {
+            "requests": len(self._by_id),
+            "planned_steps": len(self._in_flight),
+            "compacting": len(state.compacting),
+            "parting": len(state.parting),
+            "tenants": state.shares.num_tenants,
         }
 
     def queue_times(self) -> dict[str, int | float]:
@@ -230,13 +267,16 @@ class Scheduler:
     # Deciding
 
     def _take_turns(self, plan: PlanBuilder) -> None:
-        """Who has had more turns than the first of the displaced gives its place up: one a step,
-        and only to host memory, from where it comes back for the price of a copy."""
+        """Who has had more turns than the first of the displaced (or whose tenant more rounds)
+        gives its place up: one a step, and only to host memory, from where it comes back for the
+        price of a copy."""
         displaced = self._state.waiting.first_displaced()
         if displaced is None:
             return
+        round_of = self._state.shares.round_of
+        first = (round_of(displaced.account), displaced.priority, displaced.turn)
         for request in reversed(self._state.running):
-            if (request.priority, request.turn) <= (displaced.priority, displaced.turn):
+            if (round_of(request.account), request.priority, request.turn) <= first:
                 return
             is_idle = request.status is Status.RUNNING and not plan.is_planned(request)
             if is_idle and self._pressure.can_swap_out(request):
@@ -261,6 +301,8 @@ class Scheduler:
 
     def _admit(self, plan: PlanBuilder, budget: int) -> int:
         """New requests while budget, rows and memory last."""
+        if budget <= 0 or self._state.num_free_rows == 0:
+            return budget
         for request in self._admission.candidates():
             if budget <= 0 or self._state.num_free_rows == 0:
                 break
@@ -406,14 +448,33 @@ class Scheduler:
             request.prompt_logprobs.extend([None] * missing)
             request.prompt_logprobs.extend(logprob_entry(entry) for entry in item.entries)
 
-    def _take_sample(self, request: Request, sample: Sample) -> None:
+    def _take_sample(self, request: Request, sample: Sample | None) -> None:
         request.num_pending -= 1
         if request.status is Status.ENDED or request.status is Status.HELD:
             return
+        assert sample is not None, f"{request.request_id} drew nothing, and nobody said why"
         if sample.error is None:
             self._take_token(request, sample)
         else:
             self._fail(request, sample.error)
+
+    def _failed(self, builder: PlanBuilder, trouble: StepTrouble) -> list[Request]:
+        """Whose rows failed, who waits for such a row's prefill or with its new blocks, and whose
+        host blocks were not written."""
+        state, rows, lost = self._state, set(trouble.failed_rows), set(trouble.lost_host_ids)
+        failed = [request for request in state.running if request.row in rows]
+        for planned in builder.chunks:
+            if planned.chunk.row in rows:
+                failed += [
+                    sample
+                    for sample in self._by_id.get(planned.request.request_id, ())
+                    if sample.status is Status.WAITING
+                    and sample.logical_len > planned.chunk.position
+                ]
+        for request in state.waiting:
+            if request.swapped is not None and not lost.isdisjoint(request.swapped.host_ids):
+                failed.append(request)
+        return failed + [follower for request in failed for follower in request.followers]
 
     def _fail(self, request: Request, error: str) -> None:
         """End one sample with an error; what its blocks hold is not to be trusted."""
@@ -421,6 +482,7 @@ class Scheduler:
         if request.table is not None and request not in self._state.parting:
             self._state.drop_blocks(request)
         self._settle(request, "error")
+        self._state.counts.num_failed += 1
         self._outputs.tell_failure(request, error)
 
     def _take_token(self, request: Request, sample: Sample) -> None:
@@ -429,6 +491,7 @@ class Scheduler:
         if sample.num_thinking is not None:
             request.num_thinking_tokens = sample.num_thinking
         self._state.counts.num_decoded_tokens += 1
+        request.account.served += 1
         if request.num_output_tokens % self._config.turn_len == 0:
             self._state.end_turn(request)
         reason = "stop" if sample.is_complete else self._finish_reason(request, token_id)
@@ -463,18 +526,33 @@ class Scheduler:
     def _take_in(self, message: AddRequest) -> list[Request]:
         if message.request_id in self._by_id or message.request_id in self._state.held:
             raise RequestRefused(f"request id {message.request_id!r} is in use; choose another")
-        if len(self._state.waiting) >= self._config.max_waiting:
-            raise RequestRefused(
-                f"{len(self._state.waiting)} requests wait already (max_waiting); try again later"
-            )
+        self._check_line(message.tenant)
         requests = self._intake.make_requests(message)
+        account = self._state.shares.join(message.tenant, len(requests))
+        turn = self._state.current_turn
         for request in requests:
-            request.turn = self._state.current_turn
+            request.account, request.turn = account, turn
         requests[0].followers = requests[1:]
         for follower in requests[1:]:
             follower.status = Status.FOLLOWING
         self._by_id[message.request_id] = list(requests)
         return requests
+
+    def _check_line(self, tenant: str) -> None:
+        """Samples of one request count each. Refuses who would make the line too long."""
+        num_queued = self._state.num_queued
+        if num_queued >= self._config.max_waiting:
+            raise RequestRefused(
+                f"{num_queued} requests wait already (max_waiting={self._config.max_waiting}); try "
+                "again later"
+            )
+        num_own = self._state.shares.num_queued_of(tenant)
+        most = self._config.max_waiting_per_tenant
+        if most is not None and num_own >= most:
+            raise RequestRefused(
+                f"{num_own} requests of this tenant wait already (max_waiting_per_tenant={most}); "
+                "try again later"
+            )
 
     def _end(self, request: Request, reason: str) -> None:
         """Take the request out of every queue and settle where its state goes."""
@@ -483,6 +561,7 @@ class Scheduler:
 
     def _settle(self, request: Request, reason: str) -> None:
         """An ended request's blocks go to the tree, or are held for Fork."""
+        self._state.shares.leave(request.account)
         siblings = self._by_id[request.request_id]
         siblings.remove(request)
         if not siblings:

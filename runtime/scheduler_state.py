@@ -13,6 +13,7 @@ from sortedcontainers import SortedKeyList
 from zipage_lang.radix_cache.block_table import BlockTable, SwappedTable
 from zipage_lang.radix_cache.prefix_cache import PrefixCache
 from zipage_lang.runtime.config import CacheConfig, SchedulerConfig
+from zipage_lang.runtime.fair_share import FairShare
 from zipage_lang.runtime.host_blocks import HostBlocks
 from zipage_lang.runtime.limits import Limits
 from zipage_lang.runtime.plan_builder import PlannedCompaction
@@ -34,6 +35,8 @@ class Counts:
     num_finished: int = 0
     num_aborted: int = 0
     num_refused: int = 0
+    num_failed: int = 0  # samples that ended with an error
+    num_out_of_memory: int = 0  # times that memory was refused in a step
     num_preemptions: int = 0
     num_swap_outs: int = 0
     num_swap_ins: int = 0
@@ -56,7 +59,8 @@ class SchedulerState:
         self.config, self.limits = config, limits
         self.cache = PrefixCache(limits.num_blocks, cache.block_size, enabled=cache.prefix_caching)
         self.block_size = cache.block_size
-        self.waiting = WaitingQueue(config.order, config.max_skips)
+        self.shares = FairShare(round_len=config.turn_len * config.max_running)
+        self.waiting = WaitingQueue(config.order, config.max_skips, self.shares)
         self.running: SortedKeyList = SortedKeyList(key=lambda request: request.precedence)
         self.held: dict[str, Request] = {}  # oldest first
         self.compacting: dict[int, PlannedCompaction] = {}  # by ident, until it is done
@@ -77,6 +81,11 @@ class SchedulerState:
     def num_free_rows(self) -> int:
         return len(self._free_rows)
 
+    @property
+    def num_queued(self) -> int:
+        """Requests that have no row, the samples that follow one of them included."""
+        return self.shares.num_live - len(self.running)
+
     def start_running(self, request: Request) -> None:
         """Give the request a row. It must have a block table."""
         assert request.table is not None, f"{request.request_id} has no block table"
@@ -84,38 +93,65 @@ class SchedulerState:
         request.row = self._free_rows.pop()
         request.status = Status.RUNNING
         request.skips = 0
+        self._charge(request)
         if request.queued_since is not None:
             self.queue_times.note(time.monotonic() - request.queued_since)
             request.queued_since = None
         self.running.add(request)
+
+    def _charge(self, request: Request) -> None:
+        """The tenant pays for a prompt when it is let in, however often it is computed."""
+        account = request.account
+        if account.num_running == 0:
+            account.round = self.shares.round_of(account)
+        account.num_running += 1
+        self.shares.note_admitted(account, request.num_uncharged)
+        request.is_charged = True
+        if request.sample_index > 0 and request.num_output_tokens == 0:
+            request.token_ids = list(request.token_ids)  # until now its siblings' too
+
+    def begin_rounds(self) -> None:
+        """Requests of a tenant that was given a whole round more fall behind the others', which may
+        take their places from now on. Only between steps: it sorts those that run anew."""
+        if self.shares.num_tenants < 2:
+            return
+        accounts = {request.account for request in self.running}
+        rounds = {account: self.shares.round_of(account) for account in accounts}
+        if any(account.round != now for account, now in rounds.items()):
+            running = list(self.running)
+            self.running.clear()
+            for account, now in rounds.items():
+                account.round = now
+            self.running.update(running)
 
     def stop_running(self, request: Request) -> None:
         """Take row and query slot back; the block table stays with the request."""
         assert request.row is not None
         self.running.remove(request)
         self.slots.release(request)
+        request.account.num_running -= 1
         self._free_rows.append(request.row)
         request.row = None
         request.is_stalled = False
 
     def end_turn(self, request: Request) -> None:
         """Those that run and have had fewer turns take precedence from now on."""
-        is_running = request.row is not None
-        if is_running:
+        if request.row is not None:
             self.running.remove(request)
-        elif request.status is Status.WAITING:
-            self.waiting.remove(request)
-        request.turn += 1
-        if is_running:
+            request.turn += 1
             self.running.add(request)
         elif request.status is Status.WAITING:
-            self.waiting.add(request)
+            self.waiting.end_turn(request)
+        else:
+            request.turn += 1
 
     @property
     def current_turn(self) -> int:
         """Where newcomers start: even with those who run and have had the fewest turns."""
-        waiting = next((request.turn for request in self.waiting), 0)
-        return min((request.turn for request in self.running), default=waiting)
+        if self.running:
+            return min(request.turn for request in self.running)
+        first = self.waiting.first()
+        return 0 if first is None else first.turn
 
     def keep_in_tree(self, request: Request) -> None:
         """Give up the request's blocks; what they hold stays in the tree, evictable."""

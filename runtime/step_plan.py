@@ -12,6 +12,8 @@ The runner carries a plan out in this order:
   6. chunks: forward pass, then sampling; compactions (score, select, fill holes) beside it, in any
   order or at once: they touch no block that a chunk of the same plan touches.
 A block given up by one request may be another's in the same plan; in this order that is safe.
+Where memory is refused the runner does the work in smaller parts, and says in a `StepTrouble` which
+rows it could not serve at all.
 """
 
 import dataclasses
@@ -184,6 +186,21 @@ class StepResult:
     samples: tuple[Sample, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     done_compactions: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepTrouble:
+    """What a step could not do for want of memory; everything else of it is done.
+
+    Told as soon as the step is launched, before any message is handled or another step is planned:
+    nobody may continue from, share or copy what the failed rows hold.
+    """
+
+    step: int
+    num_refusals: int  # times that memory was refused; work in smaller parts may have cured it
+    failed_rows: tuple[int, ...]  # what their blocks hold of this step's work is not known
+    lost_host_ids: tuple[int, ...]  # host blocks that were not written
+    error: str  # for the requests that this ends
 
 
 def encode_plan(plan: StepPlan | StepResult) -> bytes:

@@ -34,6 +34,14 @@ class Vocabulary:
         ids.pop(b"", None)
         object.__setattr__(self, "ids", ids)
 
+    @property
+    def texts(self) -> tuple[bytes, ...]:
+        """What each token writes: a special one nothing, as it is never text of a grammar."""
+        return tuple(
+            b"" if token_id in self.special else piece
+            for token_id, piece in enumerate(self.pieces)
+        )
+
     def spell(self, data: bytes) -> tuple[int, ...]:
         """Tokens whose pieces make up `data`: always the longest that fits (special ones too).
 

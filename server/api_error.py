@@ -116,10 +116,12 @@ def _reason(problem: Mapping[str, Any]) -> str:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
+    if error.status_code == 400:  # of FastAPI's, which gives no other reason
+        message = "the body can't be read: it is no JSON in UTF-8, or it nests too deeply"
     if error.status_code == 404:
-        message = f"there is no {request.method} {request.url.path}"
+        message = f"there is no {request.method} {request.scope['path']}"
     if error.status_code == 405:
-        message = f"{request.url.path} does not take {request.method}"
+        message = f"{request.scope['path']} does not take {request.method}"
     kind = TYPES.get(error.status_code, "invalid_request_error")
     response = error_response(ApiError(error.status_code, message, type=kind))
     response.headers.update(error.headers or {})

@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Scope
 
 from zipage_lang.server import health_routes, native_routes, tokenizer_routes
 from zipage_lang.server.api_error import install_error_handlers
-from zipage_lang.server.auth import KeyCheck, bearer_token
+from zipage_lang.server.auth import OPEN_PATHS, KeyCheck
 from zipage_lang.server.failures import Failures
 from zipage_lang.server.leaving import LeavingClients
 from zipage_lang.server.limits import BodyLimit, RateLimit
@@ -25,7 +26,9 @@ from zipage_lang.server.openapi import install_openapi
 from zipage_lang.server.request_log import install_request_log
 from zipage_lang.server.request_scope import RequestIds, client_address
 from zipage_lang.server.service import Service
+from zipage_lang.server.tenants import current_tenant
 from zipage_lang.server.tracing import install_tracing
+from zipage_lang.server.web_guard import WebGuard, hosts_of
 
 
 def create_app(service: Service) -> FastAPI:
@@ -37,6 +40,7 @@ def create_app(service: Service) -> FastAPI:
         middleware=_middleware(service),
         docs_url=None,  # their pages load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # to whatever the Host header says, and by plain HTTP
     )
     install_error_handlers(app)
     install_openapi(app)
@@ -67,18 +71,27 @@ def _middleware(service: Service) -> list[Middleware]:
         allow_headers=["*"],
         expose_headers=["x-request-id", "retry-after"],
     )
-    # Without keys to check anybody could be somebody else with each request.
-    name_of = bearer_token if config.api_keys else client_address
+    tenants = service.tenants
+    has_keys = tenants.anybody is None
+    open_paths = {*OPEN_PATHS, *(["/metrics"] if config.open_metrics else [])}
+    hosts = hosts_of(config, has_keys=has_keys)
     per_minute = config.rate_limit
     return [
         Middleware(RequestIds, logs_requests=config.log_requests),
         Middleware(Failures),
         *([cors] if config.cors_origins else []),
-        Middleware(KeyCheck, api_keys=config.api_keys),
-        *([Middleware(RateLimit, per_minute=per_minute, name_of=name_of)] if per_minute else []),
+        Middleware(WebGuard, hosts=hosts, origins=None if has_keys else config.cors_origins),
+        Middleware(KeyCheck, tenants=tenants, open_paths=open_paths),
+        *([Middleware(RateLimit, per_minute=per_minute, name_of=_name_of)] if per_minute else []),
         Middleware(BodyLimit, max_bytes=int(config.max_body_mib * 2**20)),
         Middleware(LeavingClients),
     ]
+
+
+def _name_of(scope: Scope) -> str:
+    """By a key that is known, else by address: anybody could be somebody else with each request."""
+    tenant = current_tenant()
+    return tenant.name if tenant is not None and tenant.has_key else client_address(scope)
 
 
 @contextlib.asynccontextmanager

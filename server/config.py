@@ -25,7 +25,36 @@ class ServerConfig:
     host: str = documented("127.0.0.1", "address to listen on; 0.0.0.0 is every network")
     port: int = documented(8000, "port to listen on; 0 takes any")
     api_keys: tuple[str, ...] = documented(
-        (), "keys that clients must send as a bearer token; none: everybody is let in"
+        (),
+        "keys that clients must send as a bearer token, one per client whose requests are to "
+        "be kept apart; none: everybody is let in",
+    )
+    api_key_file: str | None = documented(
+        None, "a file of such keys, one a line: unlike flags it does not show in ps"
+    )
+    admin_key: str | None = documented(
+        None,
+        "the operator's key: for metrics, the live page, the cache and everybody's requests; "
+        "unset: whoever is let in where there are no keys or one, nobody where there are several",
+    )
+    admin_key_file: str | None = documented(None, "a file that holds the operator's key")
+    share_prefixes: bool = documented(
+        False,
+        "let clients of different keys share cached prefixes; they can then measure by the "
+        "time to the first token what others have sent",
+    )
+    max_samples_per_key: int | None = documented(
+        None,
+        "samples of one key that may run or wait; further ones get a 429; unset: half of all "
+        "where there are several keys",
+    )
+    open_metrics: bool = documented(
+        False, "answer /metrics without a key, for scrapers in a network of your own"
+    )
+    allowed_hosts: tuple[str, ...] = documented(
+        (),
+        "names by which the server may be called; * is every one; unset: every one, or where it "
+        "has no keys and listens on this machine alone, this machine's own",
     )
     served_model_name: str | None = documented(
         None, "the name clients see; without it the model's own"
@@ -41,6 +70,11 @@ class ServerConfig:
     drain_timeout: float = documented(
         30.0, "seconds that running requests get to finish on SIGTERM"
     )
+    engine_timeout: float = documented(
+        300.0,
+        "seconds without a sign of life, longer than any step, after which the engine is replaced; "
+        "/ready says 503 from a quarter of it on",
+    )
     tool_format: ToolFormat = documented(
         "auto", "how the model writes tool calls: hermes, llama; auto asks its template"
     )
@@ -55,21 +89,39 @@ class ServerConfig:
     dashboard: bool = documented(True, "serve the live page at /dashboard")
 
     def __post_init__(self) -> None:
-        for name in ("api_keys", "cors_origins"):
+        for name in ("api_keys", "cors_origins", "allowed_hosts"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
-        for name in ("host", "served_model_name", "otel_endpoint"):
+        for name in _TEXTS:
             _check_text(name, getattr(self, name), is_optional=name != "host")
-        for name in ("strict_model", "log_requests", "dashboard"):
+        if self.admin_key is not None and not (self.admin_key and isinstance(self.admin_key, str)):
+            raise ValueError("admin_key must be a text that is not empty")  # secret: not shown
+        if self.admin_key is not None and self.admin_key_file is not None:
+            raise ValueError("give admin_key or admin_key_file, one of them")
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
         _check_number("port", self.port, 0, 65535, is_whole=True)
         _check_number("max_waiting", self.max_waiting, 0, 10**6, is_whole=True)
         _check_number("max_body_mib", self.max_body_mib, 0.001, 1024)
         _check_number("drain_timeout", self.drain_timeout, 0, 86400)
-        if self.rate_limit is not None:
-            _check_number("rate_limit", self.rate_limit, 1, 10**6, is_whole=True)
+        _check_number("engine_timeout", self.engine_timeout, 0.1, 10**6)
+        for name in ("rate_limit", "max_samples_per_key"):
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name), 1, 10**6, is_whole=True)
         _check_choice("tool_format", self.tool_format, get_args(ToolFormat))
         _check_choice("log_format", self.log_format, get_args(LogFormat))
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """All settings, but of the keys only how many there are."""
+        settings = dataclasses.asdict(self)
+        settings["api_keys"] = len(self.api_keys)
+        settings["admin_key"] = self.admin_key is not None
+        return settings
+
+
+_TEXTS = ("host", "api_key_file", "admin_key_file", "served_model_name", "otel_endpoint")
+_SWITCHES = ("share_prefixes", "open_metrics", "strict_model", "log_requests", "dashboard")
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:

@@ -55,6 +55,18 @@ def busy(message: str) -> ApiError:
     )
 
 
+def too_many(num_there: int, most: int) -> ApiError:
+    """A tenant asks for more than its share of what the server takes on."""
+    return ApiError(
+        429,
+        f"{num_there} samples of this key run or wait already, and together they may be {most}; "
+        "try again when some have ended",
+        type=TYPES[429],
+        code="too_many_samples",
+        retry_after=BUSY_RETRY_S,
+    )
+
+
 def _died() -> ApiError:
     return ApiError(
         503,

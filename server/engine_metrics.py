@@ -47,6 +47,8 @@ COUNTERS = {
     "requests_finished": ("num_finished", "Samples that ended by themselves."),
     "requests_aborted": ("num_aborted", "Samples aborted."),
     "requests_refused": ("num_refused", "Requests the engine did not take."),
+    "requests_failed": ("num_failed", "Samples that ended with an error."),
+    "out_of_memory": ("num_out_of_memory", "Times that memory was refused in a step."),
     "device_busy_seconds": ("device_busy_s", "Time the card computed."),
     "device_idle_seconds": ("device_idle_s", "Time it waited between steps."),
 }
@@ -57,6 +59,7 @@ PHASES = {
     "apply": "applying_s",
 }
 QUEUE_BUCKET = "queue_s_le_"
+TABLE = "table_"
 
 
 class EngineMetrics(Collector):
@@ -90,6 +93,7 @@ class EngineMetrics(Collector):
             yield _counter(name, what, stats.get(key, 0.0))
         yield _phases(stats)
         yield _queue_times(stats)
+        yield _tables(stats)
         yield from _memory(self._snapshot, stats)
 
 
@@ -108,6 +112,18 @@ def _memory(snapshot: Snapshot, stats: dict[str, float]) -> Iterator[Metric]:
     yield _gauge("cache_hit_rate", "Found over looked-up tokens, since the start.", hit_rate)
     yield _gauge("kv_logical_tokens", "Tokens of all requests so far.", snapshot.logical_len)
     yield _gauge("kv_resident_slots", "Slots kept for them.", snapshot.resident_len)
+
+
+def _tables(stats: dict[str, float]) -> Metric:
+    sizes = GaugeMetricFamily(
+        "zipage:table_entries",
+        "Entries of the engine's tables; none grows for ever.",
+        labels=("table",),
+    )
+    for name, size in stats.items():
+        if name.startswith(TABLE):
+            sizes.add_metric((name.removeprefix(TABLE),), size)
+    return sizes
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:

@@ -42,8 +42,9 @@ def make_router(service: Service) -> APIRouter:
 
     @router.get("/ready", responses=NO_BODY)
     async def ready() -> Response:
-        """Does the server take requests? 503 while it starts, restarts or drains."""
-        return Response(status_code=200 if service.state == "ready" else 503)
+        """Does the server take requests? 503 while it starts, restarts, drains or gets no answer
+        of its engine."""
+        return Response(status_code=200 if service.is_answering else 503)
 
     @router.get("/health_generate", responses=NO_BODY)
     async def health_generate() -> Response:

@@ -23,6 +23,9 @@ class HeldStates:
         self._lease_s = LEASE_S if lease_s is None else lease_s
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
+    def __len__(self) -> int:
+        return len(self._timers)
+
     def add(self, request_id: str) -> None:
         """Begin a lease, or begin it again."""
         self.forget([request_id])

@@ -1,4 +1,4 @@
-"""Bounds on what one client may send: the size of a body, the requests of a minute.
+"""Bounds on what one client may send: the size and coding of a body, the requests of a minute.
 
 Knows nothing of what the routes do.
 """
@@ -16,7 +16,10 @@ MAX_CLIENTS = 10_000  # whose rates are remembered; the longest silent is forgot
 
 
 class BodyLimit:
-    """Answers 413 to a body over `max_bytes`, before it is read where its length is told."""
+    """Answers 413 to a body over `max_bytes`, before it is read where its length is told.
+
+    A coded body (gzip and its like) is a 415: a small one could become any size.
+    """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self._app = app
@@ -25,7 +28,11 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
             return await self._app(scope, receive, send)
-        length = Headers(scope=scope).get("content-length")
+        headers = Headers(scope=scope)
+        coding = headers.get("content-encoding", "")
+        if coding.strip().lower() not in ("", "identity"):
+            return await _answer(_coded(coding), scope, receive, send)
+        length = headers.get("content-length")
         if length is None:
             return await self._read_first(scope, receive, send)
         if not length.isdecimal() or int(length) > self._max_bytes:
@@ -53,9 +60,21 @@ class BodyLimit:
             "shorten it",
             code="body_too_large",
         )
-        response = error_response(error)
-        response.headers["connection"] = "close"  # the rest of the body is not read
-        await response(scope, receive, send)
+        await _answer(error, scope, receive, send)
+
+
+async def _answer(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    response = error_response(error)
+    response.headers["connection"] = "close"  # the rest of the body is not read
+    await response(scope, receive, send)
+
+
+def _coded(coding: str) -> ApiError:
+    return ApiError(
+        415,
+        f"content-encoding {coding!r:.40} is not taken; send the body as it is",
+        code="coded_body",
+    )
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

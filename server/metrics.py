@@ -16,6 +16,7 @@ from zipage_lang.server.api_error import ApiError
 from zipage_lang.server.engine_metrics import EngineMetrics
 from zipage_lang.server.request_metrics import RequestMetrics
 from zipage_lang.server.service import Service
+from zipage_lang.server.tenants import operator_only
 
 ENGINE_PATIENCE_S = 5.0  # a scraper usually gives up after ten
 
@@ -32,7 +33,12 @@ def install_metrics(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse, tags=["operation"])
     async def metrics() -> PlainTextResponse:
-        """All metrics in Prometheus' text form; those of the engine only while one answers."""
+        """All metrics in Prometheus' text form; those of the engine only while one answers.
+
+        For the operator, unless the settings open it to everybody.
+        """
+        if not service.config.open_metrics:
+            operator_only(service.tenant)
         await _take(engine, service)
         text = generate_latest(registry).decode()
         return PlainTextResponse(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -4,7 +4,6 @@ Knows nothing of OpenAI's wire.
 """
 
 import contextlib
-import dataclasses
 import importlib.metadata
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -25,6 +24,7 @@ from zipage_lang.server.openapi import EVENT_STREAM
 from zipage_lang.server.service import Service
 from zipage_lang.server.side_by_side import gathered, merged
 from zipage_lang.server.sse import event_stream
+from zipage_lang.server.tenants import operator_only
 
 ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
@@ -41,7 +41,10 @@ OBJECT: dict[int | str, dict[str, Any]] = {
 
 
 class AbortRequest(BaseModel):
-    """Which requests end: one by its id, a group, or all."""
+    """Which of the caller's requests end: one by its id, a group, or all.
+
+    All means everybody's where the operator asks.
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -63,6 +66,7 @@ def make_router(service: Service) -> APIRouter:
     """The routes."""
     router = APIRouter(tags=["native"])
     held = HeldStates(lambda request_ids: _release(service, request_ids))
+    service.tables["held_leases"] = lambda: len(held)
 
     @router.post("/generate", responses=ANSWER)
     async def generate(request: Request, body: GenerateRequest) -> Response:
@@ -77,24 +81,25 @@ def make_router(service: Service) -> APIRouter:
     @router.post("/abort_request", responses=OBJECT)
     async def abort_request(body: AbortRequest) -> Response:
         """End requests; whoever reads them gets what there is, with finish reason "abort"."""
-        names = {name for name in (body.rid, body.request_id, body.group_id) if name}
+        service.abort({name for name in (body.rid, body.request_id, body.group_id) if name})
         if body.abort_all:
-            names |= {record.request_id for record in service.records}
-        with engine_errors():
-            service.llm.abort(names, names)
+            service.abort_all()
         return JsonResponse({})
 
     @router.post("/release", responses=OBJECT)
     async def release(body: ReleaseRequest) -> Response:
         """Let go of held states."""
-        held.forget(body.request_ids)
-        with engine_errors():
-            service.llm.release(body.request_ids)
+        held.forget(map(service.tenant.engine_id, body.request_ids))
+        service.release(body.request_ids)
         return JsonResponse({})
 
     @router.post("/flush_cache", responses=OBJECT)
     async def flush_cache() -> Response:
-        """Empty the prefix cache of all that no request uses; the engine's counters after it."""
+        """Empty the prefix cache of all that no request uses; the engine's counters after it.
+
+        For the operator.
+        """
+        operator_only(service.tenant)
         with engine_errors():
             return JsonResponse(await service.llm.flush_cache())
 
@@ -105,9 +110,11 @@ def make_router(service: Service) -> APIRouter:
 
     @router.get("/server_info", responses=OBJECT)
     async def server_info() -> Response:
-        """The engine's counters, the model and the server's settings, without its keys."""
-        settings = dataclasses.asdict(service.config)
-        settings["api_keys"] = len(service.config.api_keys)
+        """The engine's counters, the model and the server's settings, without its keys.
+
+        For the operator.
+        """
+        operator_only(service.tenant)
         with engine_errors():
             stats = await service.llm.stats()
         return JsonResponse(
@@ -117,7 +124,8 @@ def make_router(service: Service) -> APIRouter:
                 "version": importlib.metadata.version("zipage-lang"),
                 "state": service.state,
                 "num_restarts": service.num_restarts,
-                "server": settings,
+                **{f"table_{name}": size for name, size in service.table_sizes().items()},
+                "server": service.config.told,
             }
         )
 
@@ -129,9 +137,13 @@ class _Generation:
 
     def __init__(self, service: Service, held: HeldStates, body: GenerateRequest) -> None:
         self._service, self._held, self._body = service, held, body
+        self._tenant = service.tenant
+        self._tenant.check_priority(body.priority)
         self._sampling = body.sampling()
         self._kv = body.kv_params()
         self._ids = body.ids()
+        if body.is_batch:
+            service.check_size(len(self._ids) * self._sampling.n)
         self._started = time.monotonic()
 
     async def answer(self) -> Any:
@@ -168,7 +180,7 @@ class _Generation:
         if self._body.is_batch:
             raise ApiError(400, 'stream_format="delta" takes one prompt', param="stream_format")
         (prompt,) = await self._encoded()
-        writer = DeltaWriter(has_thinking=self._sampling.think is not None)
+        writer = DeltaWriter(self._ids[0], has_thinking=self._sampling.think is not None)
         stream = self._service.generate(prompt, self._sampling, **self._options(0))
         with self._leased():
             async with contextlib.aclosing(stream) as outputs:
@@ -184,7 +196,7 @@ class _Generation:
     def _options(self, place: int) -> dict[str, Any]:
         body = self._body
         if body.parent_id is not None:
-            self._held.renew(body.parent_id)
+            self._held.renew(self._tenant.engine_id(body.parent_id))
         return {
             "request_id": self._ids[place],
             "kv": self._kv,
@@ -198,7 +210,8 @@ class _Generation:
     def _snapshot(self, output: RequestOutput, place: int) -> dict[str, Any]:
         index = place * self._sampling.n + output.sample_index
         seconds = time.monotonic() - self._started
-        return cumulative(output, index, self._body.logprob_start_len, seconds)
+        name = self._ids[place]
+        return cumulative(output, name, index, self._body.logprob_start_len, seconds)
 
     @contextlib.contextmanager
     def _leased(self) -> Iterator[None]:
@@ -207,11 +220,12 @@ class _Generation:
             yield
         finally:
             if self._body.hold:
-                for request_id in self._ids:
-                    self._held.add(request_id)
+                for name in self._ids:
+                    self._held.add(self._tenant.engine_id(name))
 
 
 def _release(service: Service, request_ids: list[str]) -> None:
+    """By the engine's own names."""
     with contextlib.suppress(ApiError), engine_errors():  # one that is gone holds nothing
         service.llm.release(request_ids)
 

@@ -5,7 +5,7 @@ Knows nothing of engines or HTTP.
 
 import uuid
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,13 +15,13 @@ from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.messages import KVUsage, LogprobEntry, Usage
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.server.api_error import ApiError
+from zipage_lang.server.names import Name, PlainText
 
 MAX_PROMPTS = 1024
 ALIASES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 T = TypeVar("T")
 TokenIds = list[int]
-Line = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class GenerateRequest(BaseModel):
@@ -46,11 +46,11 @@ class GenerateRequest(BaseModel):
     top_logprobs_num: int = Field(0, ge=0, le=20)
     stream: bool = False
     stream_format: Literal["cumulative", "delta"] = "cumulative"
-    rid: Line | None = Field(None, description="the request's id; request_id is the same")
-    request_id: Line | None = None
+    rid: Name | None = Field(None, description="the request's id; request_id is the same")
+    request_id: Name | None = None
     kv: dict[str, Any] | None = None
-    group_id: str = Field("", description="requests that can be aborted together")
-    parent_id: Line | None = Field(None, description="start from this request's state")
+    group_id: PlainText = Field("", description="requests that can be aborted together")
+    parent_id: Name | None = Field(None, description="start from this request's state")
     hold: bool = Field(False, description="keep the state at the end, until /release")
     priority: int = Field(0, ge=-(2**31), lt=2**31, description="lower goes first")
     cache_salt: str = Field("", description="requests of other salts never share KV")
@@ -127,9 +127,10 @@ class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class DeltaWriter:
-    """Turns a request's outputs into deltas."""
+    """Turns a request's outputs into deltas that name it as its caller does."""
 
-    def __init__(self, *, has_thinking: bool) -> None:
+    def __init__(self, name: str, *, has_thinking: bool) -> None:
+        self._name = name
         self._has_thinking = has_thinking
         self._num_told: dict[int, int] = {}
         self._has_prompt: set[int] = set()  # samples whose prompt's log-probabilities were told
@@ -142,7 +143,7 @@ class DeltaWriter:
         if prompt is not None:
             self._has_prompt.add(output.sample_index)
         return Delta(
-            request_id=output.request_id,
+            request_id=self._name,
             sample_index=output.sample_index,
             text_delta=output.text_delta,
             token_ids=output.token_ids[before:],
@@ -157,14 +158,19 @@ class DeltaWriter:
         )
 
 
-def cumulative(output: RequestOutput, index: int, start_len: int, seconds: float) -> dict[str, Any]:
-    """A sample as it stands, as SGLang's clients read it; `index` counts prompts and samples."""
+def cumulative(
+    output: RequestOutput, name: str, index: int, start_len: int, seconds: float
+) -> dict[str, Any]:
+    """A sample as it stands, as SGLang's clients read it; `index` counts prompts and samples.
+
+    `name`: the request's, as its caller knows it.
+    """
     return {
         "index": index,
         "text": output.text,
         "output_ids": output.token_ids,
         "meta_info": {
-            "id": output.request_id,
+            "id": name,
             "finish_reason": _finish(output),
             "prompt_tokens": output.usage.prompt_tokens,
             "completion_tokens": output.usage.completion_tokens,

@@ -13,14 +13,16 @@ from zipage_lang.server.auth import OPEN_PATHS
 MEANINGS = {
     400: "What was asked for is not possible; the message says why.",
     401: "No API key, or a wrong one.",
+    403: "This is for the server's operator, or not for web pages of elsewhere.",
     404: "There is no such thing.",
     413: "The body is too long.",
+    415: "The body is coded, or not of the type that its headers say.",
     429: "Too many requests; Retry-After says when the next one is let in.",
     500: "The server failed.",
     503: "The engine is starting, busy or gone; Retry-After says when to try again.",
 }
-OF_EVERY_ROUTE = (401, 500, 503)
-OF_POSTS = (400, 413, 429)
+OF_EVERY_ROUTE = (401, 403, 500, 503)
+OF_POSTS = (400, 413, 415, 429)
 EVENT_STREAM: dict[str, Any] = {  # the content of an answer that is streamed
     "text/event-stream": {"schema": {"type": "object", "properties": {"data": {"type": "string"}}}}
 }

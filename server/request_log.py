@@ -41,6 +41,7 @@ def request_fields(record: RequestRecord) -> dict[str, Any]:
     first_s = None if record.first_token_at is None else record.first_token_at - record.created
     return {
         "engine_request_id": record.request_id,
+        "tenant": record.tenant,
         "route": record.route,
         "client": record.client,
         "finish": "error" if record.error is not None else record.finish,

@@ -19,6 +19,7 @@ class RequestRecord:
     """
 
     request_id: str  # the engine's
+    tenant: str = ""  # whose it is; "" where there are no keys
     http_request_id: str = ""  # of the call that it serves, as in x-request-id
     route: str = ""  # path of that call, say "/v1/completions"; "" outside of one
     client: str = ""  # address of the caller, or ""

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 UNLOGGED_PATHS = frozenset({"/dashboard/data"})  # the live page asks several times a second
 
 log = logging.getLogger("zipage.access")
@@ -54,7 +55,8 @@ def one_line_path(scope: Scope) -> str:
 
 class RequestIds:
     """Gives each request an id (the caller's own x-request-id where it is sane), tells it in every
-    answer, and logs a line for each request if asked to."""
+    answer, and logs a line for each request if asked to. Browsers are told to take each answer for
+    what it says it is."""
 
     def __init__(self, app: ASGIApp, *, logs_requests: bool = False) -> None:
         self._app = app
@@ -74,7 +76,7 @@ class RequestIds:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), header]
+                message["headers"] = [*message.get("headers", ()), header, NO_SNIFFING]
             await send(message)
 
         try:

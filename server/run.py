@@ -5,6 +5,7 @@ Knows nothing of flags or of what the routes do.
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -48,13 +50,20 @@ def serve(
     report = on_progress or _StageLog().note
 
     async def start_engine() -> AsyncLLM:
-        return await AsyncLLM.start(engine_config, command=engine_command, on_progress=report)
+        return await AsyncLLM.start(
+            engine_config,
+            command=engine_command,
+            engine_timeout_s=server_config.engine_timeout,
+            on_progress=report,
+        )
 
     with (
         logs_on_stderr(server_config.log_format),
         listen(server_config.host, server_config.port) as listener,
     ):
         service = Service(server_config, start_engine, num_rows=engine_config.scheduler.max_running)
+        for number, name in enumerate(service.tenants.names, 1):
+            log.info("key %d is that of tenant %s", number, name)
         server = _Server(service, listener)
         server.run([listener])
     if server.failure is not None:
@@ -91,6 +100,7 @@ class _Server(uvicorn.Server):
             access_log=False,
             log_config=None,
             server_header=False,
+            http=_http_protocol(),
             ws="none",
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(service.config.drain_timeout + CLOSE_GRACE_S),
@@ -137,6 +147,15 @@ class _Server(uvicorn.Server):
             signal.signal(sig, signal.SIG_DFL)
             os.kill(os.getpid(), sig)
         self.should_exit = True
+
+
+def _http_protocol() -> Any:
+    """httptools where it is installed, which it is nowhere on Windows."""
+    if importlib.util.find_spec("httptools") is None:
+        return "h11"
+    from zipage_lang.server.http_protocol import BoundedHttp
+
+    return BoundedHttp
 
 
 def _url_of(listener: socket.socket) -> str:

@@ -17,6 +17,8 @@ from zipage_lang.server.json_response import encode_json
 
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # proxies: pass it on at once
 LINE_END = re.compile("\r\n|\r|\n")  # those of the format; Unicode has more
+UNICODE_ENDS = re.compile("\u0085|\u2028|\u2029".encode())
+ESCAPES = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
 DONE = b"data: [DONE]\n\n"
 
 Event = Any  # a text, or what msgspec encodes: a dict or a struct
@@ -86,8 +88,16 @@ def _line(event: Event) -> bytes:
         return b"\n".join(lines) + b"\n\n"
     if isinstance(event, NamedEvent):
         kind = str(event["type"]).encode()
-        return b"event: " + kind + b"\ndata: " + encode_json({**event}) + b"\n\n"
-    return b"data: " + encode_json(event) + b"\n\n"
+        return b"event: " + kind + b"\ndata: " + _json_line({**event}) + b"\n\n"
+    return b"data: " + _json_line(event) + b"\n\n"
+
+
+def _json_line(value: Any) -> bytes:
+    """JSON that also those read as one line who cut lines where Unicode does, as HTTPX does."""
+    line = encode_json(value)
+    return (
+        UNICODE_ENDS.sub(lambda end: ESCAPES[end[0]], line) if UNICODE_ENDS.search(line) else line
+    )
 
 
 def _stream_error(error: ApiError) -> dict[str, Any]:

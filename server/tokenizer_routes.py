@@ -76,7 +76,7 @@ def make_router(service: Service) -> APIRouter:
     @router.post("/tokenize", response_model=Tokens)
     async def tokenize(body: TokenizeRequest) -> Response:
         """Token ids of a text or of messages."""
-        text, is_chat = _text_of(body, service)
+        text, is_chat = await _text_of(body, service)
         adds = body.add_special_tokens
         tokens = await service.encode(
             text, add_special_tokens=not is_chat if adds is None else adds
@@ -120,15 +120,18 @@ def make_router(service: Service) -> APIRouter:
     return router
 
 
-def _text_of(body: TokenizeRequest, service: Service) -> tuple[str, bool]:
+async def _text_of(body: TokenizeRequest, service: Service) -> tuple[str, bool]:
     """The text and whether a template made it."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give prompt or messages, one of them", param="prompt")
     if body.prompt is not None:
         return body.prompt, False
-    try:
-        text = service.llm.tokenizer.render_chat(
-            body.messages or [], add_generation_prompt=body.add_generation_prompt
+    tokenizer = service.llm.tokenizer
+    try:  # in a thread: how long a template takes is not known before
+        text = await asyncio.to_thread(
+            tokenizer.render_chat,
+            body.messages or [],
+            add_generation_prompt=body.add_generation_prompt,
         )
     except ValueError as error:
         raise ApiError(400, str(error), param="messages") from error

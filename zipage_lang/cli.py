@@ -29,6 +29,7 @@ class Entry(NamedTuple):
 
 ENTRIES = {
     "serve": Entry("commands.serve", "Serve a model over HTTP, to OpenAI's clients too.", RUN),
+    "engine": Entry("commands.engine", "Run an engine by itself, for a client elsewhere.", RUN),
     "chat": Entry("commands.chat", "Talk to a model in the terminal.", RUN),
     "run": Entry("commands.run", "Run a program file of the language.", RUN),
     "generate": Entry("commands.generate", "Generate from one prompt.", RUN),

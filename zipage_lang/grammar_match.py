@@ -9,7 +9,6 @@ from zipage_lang.gens import gen
 from zipage_lang.ir import Gen
 from zipage_lang.runtime.grammar import GrammarCompiler, new_matcher
 from zipage_lang.runtime.sampling_params import SamplingParams
-from zipage_lang.runtime.vocabulary import Vocabulary
 
 END_OF_TEXT = 256  # behind the tokens, one for each byte
 
@@ -31,7 +30,7 @@ def match(grammar: Any, text: str) -> bool:
     if source is None:
         raise ValueError(f"{grammar!r} has no grammar: it lets every text through")
     pieces = (*(bytes([byte]) for byte in range(256)), b"")
-    compiler = GrammarCompiler(Vocabulary(pieces, frozenset({END_OF_TEXT})), [END_OF_TEXT])
+    compiler = GrammarCompiler(pieces, [END_OF_TEXT])
     matcher = new_matcher(compiler.compile(source))
     return bool(matcher.accept_string(text)) and bool(matcher.accept_token(END_OF_TEXT))
 

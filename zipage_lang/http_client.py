@@ -5,15 +5,18 @@ Knows nothing of what is asked or answered.
 
 import json
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
+import msgspec
 
 from zipage_lang.errors import ServerError
+from zipage_lang.event_lines import EventLines, LineTooLongError
 
 RETRYABLE = frozenset({408, 409, 429, 500, 502, 503, 504})
 BAD_REQUEST = frozenset({400, 413, 422})
 DONE = "[DONE]"
+T = TypeVar("T")
 NO_LIMIT = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
 
 
@@ -32,20 +35,20 @@ class HttpClient:
         }
         self._client = httpx2.AsyncClient(**self._options, limits=NO_LIMIT)
 
-    def get_blocking(self, path: str) -> Any:
+    def get_blocking(self, path: str) -> dict[str, Any]:
         """A GET outside of the loop. Raises ServerError, or ValueError for a bad request."""
         try:
             with httpx2.Client(**self._options) as client:
                 response = client.get(path)
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise _unreachable(self.url, error) from error
-        return _json_of(response)
+        return _object_of(response)
 
-    async def get(self, path: str) -> Any:
+    async def get(self, path: str) -> dict[str, Any]:
         """Raises as `get_blocking`."""
         return await self._request("GET", path, None)
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Raises as `get_blocking`."""
         return await self._request("POST", path, body)
 
@@ -61,50 +64,85 @@ class HttpClient:
                 if response.is_error:
                     await response.aread()
                     raise _error_of(response)
-                async for line in response.aiter_lines():
-                    data = line.removeprefix("data:").strip()
-                    if not line.startswith("data:") or not data:
-                        continue
+                async for data in _data_lines(response):
                     if data == DONE:
                         return
                     yield _event_of(data)
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise _unreachable(self.url, error) from error
+        except LineTooLongError as error:
+            raise ServerError(f"{self.url}: {error}", None, retryable=False) from error
         raise ServerError(f"{self.url}: the stream broke off", None, retryable=True)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._client.aclose()
 
-    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+    async def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         content = None if body is None else dict(body)
         try:
             response = await self._client.request(method, path, json=content)
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:
             raise _unreachable(self.url, error) from error
-        return _json_of(response)
+        return _object_of(response)
 
 
-def _json_of(response: httpx2.Response) -> Any:
+def _object_of(response: httpx2.Response) -> dict[str, Any]:
+    """The answer's JSON object; an answer without content is an empty one."""
     if response.is_error:
         raise _error_of(response)
-    return response.json() if response.content else None
+    if not response.content:
+        return {}
+    try:
+        value = response.json()
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise garbled(f"{response.request.url} answered {response.text[:80]!r}")
+    return value
+
+
+def checked(value: Any, kind: type[T]) -> T:
+    """What the server said, as this kind. Raises ServerError where it is none."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise garbled(f"the server said {value!r:.80} ({error})") from error
+
+
+def garbled(what: str) -> ServerError:
+    """What a server said makes no sense: it is no such server, or something between spoils it."""
+    return ServerError(f"{what}, which is no answer to what was asked", None, retryable=False)
+
+
+async def _data_lines(response: httpx2.Response) -> AsyncGenerator[str, None]:
+    lines = EventLines()
+    async for piece in response.aiter_bytes():
+        for line in lines.feed(piece):
+            data = line.removeprefix("data:").strip()
+            if line.startswith("data:") and data:
+                yield data
 
 
 def _event_of(data: str) -> dict[str, Any]:
-    event = json.loads(data)
+    try:
+        event = json.loads(data)
+    except (ValueError, RecursionError):
+        event = None
     if isinstance(event, dict) and event.get("error"):
         status = event["error"].get("code") if isinstance(event["error"], dict) else None
         raise _error(_message_of(event), status if isinstance(status, int) else None)
     if not isinstance(event, dict):
-        raise ServerError(f"{data[:80]!r} is no object of a stream", None, retryable=False)
+        raise garbled(f"the stream said {data[:80]!r}")
     return event
 
 
 def _error_of(response: httpx2.Response) -> Exception:
     try:
         message = _message_of(response.json())
-    except ValueError:
+    except (ValueError, RecursionError):
         message = response.text[:200]
     return _error(f"{response.request.url}: {message}", response.status_code)
 

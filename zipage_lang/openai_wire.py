@@ -8,8 +8,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from zipage_lang.frontend.outputs import FINISH_LENGTH, FINISH_STOP, RequestOutput
-from zipage_lang.runtime.messages import Usage
+from zipage_lang.http_client import checked, garbled
+from zipage_lang.runtime.messages import KVUsage, Usage
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.server_backend import changed_fields
 from zipage_lang.text_tokens import encode_text
@@ -38,16 +41,70 @@ def request_fields(sampling: SamplingParams, *, chat: bool) -> dict[str, Any]:
     return fields
 
 
+class Delta(msgspec.Struct):
+    """What a chat chunk adds to a sample."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _EchoedLogprobs(msgspec.Struct):
+    tokens: list[str] | None = None
+    token_logprobs: list[float | None] | None = None
+    text_offset: list[int] | None = None
+
+
+class Choice(msgspec.Struct):
+    """One sample's part of a chunk; completions have `text`, chats `delta`."""
+
+    index: int = 0
+    text: str | None = None
+    delta: Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Scored(msgspec.Struct):
+    logprobs: _EchoedLogprobs | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class TokenCounts(msgspec.Struct):
+    """A request's usage; our own server may add how its KV cache stands."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+    kv: KVUsage | None = None
+
+
+class Chunk(msgspec.Struct):
+    """One event of a stream."""
+
+    id: str | None = None
+    choices: list[Choice] | None = None
+    usage: TokenCounts | None = None
+    kv: KVUsage | None = None
+
+
+class _Echo(msgspec.Struct):
+    choices: list[_Scored] = []
+
+
 def own_tokens(reply: Mapping[str, Any], start: int, end: int) -> list[float]:
     """Logprobs of an echo's tokens that hold characters of [start, end); one that reaches over the
     border counts whole. The first token of all has none, which counts as 0. [] where the server
-    echoed no logprobs.
+    echoed no logprobs. Raises ServerError for what is no reply.
     """
-    logprobs = reply["choices"][0].get("logprobs") or {}
+    choices = checked(reply, _Echo).choices
+    logprobs = (choices[0].logprobs if choices else None) or _EchoedLogprobs()
     rows = zip(
-        logprobs.get("tokens") or [],
-        logprobs.get("token_logprobs") or [],
-        logprobs.get("text_offset") or [],
+        logprobs.tokens or [],
+        logprobs.token_logprobs or [],
+        logprobs.text_offset or [],
         strict=False,
     )
     return [
@@ -61,7 +118,7 @@ class Samples:
     """The outputs of one streamed request, put together chunk by chunk."""
 
     def __init__(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> None:
-        self._usage: Mapping[str, Any] = {}
+        self._usage = TokenCounts()
         self._latest = {
             index: RequestOutput(
                 request_id="", prompt_token_ids=list(prompt_token_ids), sample_index=index
@@ -70,18 +127,21 @@ class Samples:
         }
 
     def take(self, event: Mapping[str, Any]) -> Iterator[RequestOutput]:
-        """What a chunk adds; ends are kept for `ends`."""
-        self._usage = event.get("usage") or self._usage
-        for choice in event.get("choices") or ():
-            index = choice.get("index", 0)
+        """What a chunk adds; ends are kept for `ends`. Raises ServerError for what is none."""
+        chunk = checked(event, Chunk)
+        self._usage = chunk.usage or self._usage
+        for choice in chunk.choices or ():
+            index = choice.index
+            if index not in self._latest:
+                raise garbled(f"the server told of sample {index} of {len(self._latest)}")
             before = self._latest[index]
-            delta = choice.get("delta") or {}
-            text = choice.get("text") or delta.get("content") or ""
-            thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
-            reason = choice.get("finish_reason") or before.finish_reason
+            delta = choice.delta or Delta()
+            text = choice.text or delta.content or ""
+            thought = delta.reasoning_content or delta.reasoning or ""
+            reason = choice.finish_reason or before.finish_reason
             self._latest[index] = dataclasses.replace(
                 before,
-                request_id=event.get("id", before.request_id),
+                request_id=chunk.id or before.request_id,
                 text=before.text + text,
                 text_delta=text,
                 thinking=before.thinking + thought,
@@ -106,9 +166,10 @@ class Samples:
             )
 
     def _counts(self, index: int) -> Usage:
-        details = self._usage.get("prompt_tokens_details") or {}
+        usage = self._usage
+        details = usage.prompt_tokens_details or _PromptDetails()
         return Usage(
-            prompt_tokens=self._usage.get("prompt_tokens", 0),
-            completion_tokens=self._usage.get("completion_tokens", 0) if index == 0 else 0,
-            cached_tokens=details.get("cached_tokens") or 0,
+            prompt_tokens=usage.prompt_tokens or 0,
+            completion_tokens=(usage.completion_tokens or 0) if index == 0 else 0,
+            cached_tokens=details.cached_tokens or 0,
         )

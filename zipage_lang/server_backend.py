@@ -32,7 +32,7 @@ from zipage_lang.errors import ServerError
 from zipage_lang.frontend.outputs import RequestOutput
 from zipage_lang.frontend.pin_board import PinBoard
 from zipage_lang.frontend.tokenizer import load_tokenizer
-from zipage_lang.http_client import HttpClient
+from zipage_lang.http_client import HttpClient, checked
 from zipage_lang.loops import shared_loop
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.messages import KVUsage, LogprobEntry, Usage
@@ -98,7 +98,8 @@ class ServerBackend:
         timeout_s: float = 600.0,
     ) -> None:
         self._http = HttpClient(url, api_key=api_key, timeout_s=timeout_s)
-        self._info = dict(self._http.get_blocking("/get_model_info"))
+        self._info = self._http.get_blocking("/get_model_info")
+        self._eos_token_ids = checked(self._info.get("eos_token_ids"), frozenset[int])
         self._tokenizer = _tokenizer(tokenizer, self._http)
         self._posts: set[asyncio.Task[Any]] = set()
         self.pins = PinBoard()
@@ -109,7 +110,7 @@ class ServerBackend:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        return frozenset(self._info["eos_token_ids"])
+        return self._eos_token_ids
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens)
@@ -174,7 +175,7 @@ class ServerBackend:
         await self._http.post("/abort_request", {"group_id": group_id})
 
     async def flush_cache(self) -> Mapping[str, Any]:
-        return dict(await self._http.post("/flush_cache", {}))
+        return await self._http.post("/flush_cache", {})
 
     async def server_info(self) -> Mapping[str, Any]:
         return {**self._info, **await self._http.get("/server_info")}
@@ -194,7 +195,7 @@ class ServerBackend:
     ) -> AsyncGenerator[RequestOutput, None]:
         latest: dict[int, RequestOutput] = {}
         async for event in self._http.events("/generate", body):
-            delta = msgspec.convert(event, _Delta)
+            delta = checked(event, _Delta)
             before = latest.get(delta.sample_index)
             if before is None:
                 before = RequestOutput(
@@ -257,7 +258,7 @@ def _tokenizer(given: Any, http: HttpClient) -> Tokenizing:
         if not isinstance(given, Tokenizing):
             raise ValueError(f"tokenizer={given!r} must have encode, decode and render_chat")
         return given
-    files = http.get_blocking("/tokenizer_files")["files"]
+    files = checked(http.get_blocking("/tokenizer_files").get("files"), dict[str, str])
     with tempfile.TemporaryDirectory(prefix="zipage-tokenizer-") as folder:
         for name, text in files.items():
             (Path(folder) / Path(name).name).write_text(text, encoding="utf-8")

@@ -42,27 +42,27 @@ def fill_holes(
     movers = (keep & ~front[:, None]).nonzero()  # [num_moved, 3]: row, head, tail slot
     holes = (~keep & front[:, None]).nonzero()  # sorted alike, so the k-th mover fits the k-th hole
     assert len(movers) == len(holes), f"{len(movers)} movers for {len(holes)} holes"
-    _move(kv_blocks, slots, movers, holes)
-    _store_state(position_blocks, slots, front, _rearranged(positions, movers, holes))
+    # All is gathered before anything is written, so that a refusal of memory leaves no half move.
+    moved = _gathered(kv_blocks, slots, movers)
+    states = [(position_blocks, _kept(positions, front, movers, holes))]
     if scores is not None:
-        _store_state(score_blocks, slots, front, _rearranged(scores, movers, holes))
+        states.append((score_blocks, _kept(scores, front, movers, holes)))
+    block_size, num_kv_heads = kv_blocks.shape[2:4]
+    dst = slots[holes[:, 0], holes[:, 2]]  # [num_moved]
+    kv_blocks[dst // block_size, :, dst % block_size, holes[:, 1]] = moved
+    for state_blocks, kept in states:
+        state_blocks.view(-1, num_kv_heads).index_copy_(0, slots[front], kept)
 
 
-def _move(kv_blocks: Tensor, slots: Tensor, movers: Tensor, holes: Tensor) -> None:
+def _gathered(kv_blocks: Tensor, slots: Tensor, movers: Tensor) -> Tensor:
+    """Keys and values of the movers, [num_moved, 2, head_dim]."""
     block_size = kv_blocks.shape[2]
-    src, dst, head = slots[movers[:, 0], movers[:, 2]], slots[holes[:, 0], holes[:, 2]], holes[:, 1]
-    moved = kv_blocks[src // block_size, :, src % block_size, head]  # [num_moved, 2, head_dim]
-    kv_blocks[dst // block_size, :, dst % block_size, head] = moved
+    src = slots[movers[:, 0], movers[:, 2]]  # [num_moved]
+    return kv_blocks[src // block_size, :, src % block_size, movers[:, 1]]
 
 
-def _rearranged(state: Tensor, movers: Tensor, holes: Tensor) -> Tensor:
-    """The state as it lies after the move, in tail slot order; only kept slots are meaningful."""
+def _kept(state: Tensor, front: Tensor, movers: Tensor, holes: Tensor) -> Tensor:
+    """The state as it lies after the move, of kept slots only: [num_kept, num_kv_heads]."""
     moved = state.clone()
     moved[holes.unbind(1)] = state[movers.unbind(1)]
-    return moved
-
-
-def _store_state(state_blocks: Tensor, slots: Tensor, front: Tensor, state: Tensor) -> None:
-    num_kv_heads = state_blocks.shape[-1]
-    per_slot = state.transpose(1, 2)[front]  # [num_kept, num_kv_heads]
-    state_blocks.view(-1, num_kv_heads).index_copy_(0, slots[front], per_slot)
+    return moved.transpose(1, 2)[front]

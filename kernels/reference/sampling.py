@@ -142,9 +142,11 @@ def draw_rows(logits: Tensor, rows: Tensor, settings: RowSettings, max_top_k: in
     if is_random.any():
         _draw_random(logits, lines, is_random, max_top_k, token_ids)
     is_real = rows >= 0
+    drawn = torch.stack((token_ids, (~best.isfinite()).long()))  # [2, num_lines]
+    # Rows move on when nothing can be refused memory any more.
     settings.last_token_ids[rows[is_real]] = token_ids[is_real]
     settings.num_generated[rows[is_real]] += 1
-    return torch.stack((token_ids, (~best.isfinite()).long()))
+    return drawn
 
 
 def score_tokens(

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_POSITION = 2**24  # float32 holds every whole number up to here, and angles are float32
+MAX_COUNT = 2**31 - 1
+MIN_SETTING, MAX_SETTING = 1e-12, 1e12  # of real numbers: what float32 computes with safely
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,12 +40,13 @@ class ArchConfig:
     def __post_init__(self) -> None:
         for name in _COUNTS:
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number, at least 1")
-        if not 0 < self.rope_theta < math.inf:
-            raise ValueError(f"rope_theta={self.rope_theta} must be above 0")
-        if self.max_position > MAX_POSITION:
-            raise ValueError(f"max_position={self.max_position} must be at most {MAX_POSITION}")
+            most = MAX_POSITION if name == "max_position" else MAX_COUNT
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r:.80} must be a whole number, at least 1")
+            if value > most:
+                raise ValueError(f"{name}={value!r:.80} must be at most {most}")
+        if not 1 < self.rope_theta < math.inf:
+            raise ValueError(f"rope_theta={self.rope_theta} must be above 1")
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_q_heads} must be a multiple of "
@@ -63,6 +66,17 @@ _COUNTS = (
     "intermediate_size",
     "max_position",
 )
+_ROPE_NUMBERS = {
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +98,7 @@ def read_common(hf: Mapping[str, Any], **differences: Any) -> ArchConfig:
     """
     if hf.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act={hf['hidden_act']!r} is not supported, only 'silu'")
-    num_q_heads = _need(hf, "num_attention_heads")
+    num_q_heads = _count(hf, "num_attention_heads")
     theta, scaling = _read_rope(hf)
     fields: dict[str, Any] = {
         "architecture": _need(hf, "model_type"),
@@ -93,15 +107,15 @@ def read_common(hf: Mapping[str, Any], **differences: Any) -> ArchConfig:
         "num_layers": _need(hf, "num_hidden_layers"),
         "num_q_heads": num_q_heads,
         "num_kv_heads": hf.get("num_key_value_heads") or num_q_heads,
-        "head_dim": hf.get("head_dim") or _need(hf, "hidden_size") // num_q_heads,
+        "head_dim": hf.get("head_dim") or _count(hf, "hidden_size") // num_q_heads,
         "intermediate_size": _need(hf, "intermediate_size"),
-        "rms_norm_eps": float(hf.get("rms_norm_eps", 1e-6)),
+        "rms_norm_eps": _positive("rms_norm_eps", hf.get("rms_norm_eps", 1e-6)),
         "rope_theta": theta,
         "rope_scaling": scaling,
         "max_position": _need(hf, "max_position_embeddings"),
         "tie_embeddings": bool(hf.get("tie_word_embeddings", False)),
         "eos_token_ids": _as_ids(hf.get("eos_token_id")),
-        "bos_token_id": hf.get("bos_token_id"),
+        "bos_token_id": next(iter(_as_ids(hf.get("bos_token_id"))), None),
     }
     return ArchConfig(**(fields | differences))
 
@@ -119,18 +133,54 @@ def _need(hf: Mapping[str, Any], key: str) -> Any:
     return hf[key]
 
 
-def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    ids = () if value is None else (value,) if isinstance(value, int) else tuple(value)
-    if not all(isinstance(token_id, int) for token_id in ids):
-        raise ValueError(f"eos_token_id={value!r} must be token ids")
+def _count(hf: Mapping[str, Any], key: str) -> int:
+    value = _need(hf, key)
+    if not _is_whole(value, 1):
+        raise ValueError(f"{key}={value!r:.80} must be a whole number, at least 1")
+    return int(value)
+
+
+def _is_whole(value: Any, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= MAX_COUNT
+
+
+def _positive(name: str, value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not MIN_SETTING <= value <= MAX_SETTING:
+        raise ValueError(
+            f"{name}={value!r:.80} must be a number from {MIN_SETTING:g} to {MAX_SETTING:g}"
+        )
+    return float(value)
+
+
+def _as_ids(value: Any) -> tuple[int, ...]:
+    ids = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not all(_is_whole(token_id, 0) for token_id in ids):
+        raise ValueError(f"{value!r:.80} must be a token id, or a list of them")
     return ids
 
 
 def _read_rope(hf: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
     """(theta, scaling); transformers 5 keeps both in `rope_parameters`, 4 side by side."""
-    rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
-    theta = float(rope.pop("rope_theta", None) or hf.get("rope_theta") or 10_000.0)
-    kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
+    given = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"rope_scaling={given!r:.80} must be an object")
+    rope = {name: value for name, value in given.items() if value is not None}
+    theta = _positive("rope_theta", rope.pop("rope_theta", None) or hf.get("rope_theta") or 1e4)
+    kinds = [rope.pop(name, None) for name in ("rope_type", "type")]
+    kind = kinds[0] or kinds[1] or "default"
+    if not isinstance(kind, str):
+        raise ValueError(f"rope_type={kind!r:.80} must be the name of a scaling")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("partial_rotary_factor other than 1 is not supported")
+    for name in _ROPE_NUMBERS & rope.keys():
+        rope[name] = _positive(f"rope {name}", rope[name])
+    if "divisors" in rope:
+        rope["divisors"] = _divisors(rope["divisors"])
     return theta, None if kind == "default" else {**rope, "rope_type": kind}
+
+
+def _divisors(values: Any) -> list[float]:
+    if not isinstance(values, list):
+        raise ValueError(f"rope divisors={values!r:.80} must be a list of numbers")
+    return [_positive("a rope divisor", value) for value in values]

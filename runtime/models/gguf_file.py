@@ -20,6 +20,8 @@ from gguf.quants import dequantize
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
+_MAX_AXES = 4  # the format's own bound
+_MAX_ARRAY_LEN = 2**20  # numbers; a longer one is skipped as strings are
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {
     0: "B",
@@ -47,7 +49,7 @@ class GgufTensor:
 
 
 class GgufFile:
-    """A GGUF file's metadata (arrays of strings are skipped) and its tensors."""
+    """A GGUF file's metadata (arrays of strings, and very long ones, are skipped), its tensors."""
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
@@ -57,11 +59,16 @@ class GgufFile:
         self.path = path
         try:
             self._data = np.memmap(path, dtype=np.uint8, mode="r")
-            self.metadata, self.tensors = _read_header(self._data.data)
+            self.metadata, self.tensors = _read_header(self.data)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"{path}: not a whole GGUF file ({error}); download the model again"
             ) from error
+
+    @property
+    def data(self) -> memoryview:
+        """The file's bytes."""
+        return self._data.data
 
     def read(self, name: str) -> np.ndarray:
         """The tensor's values, dequantised: float32, in the tensor's shape."""
@@ -82,8 +89,14 @@ def read_gguf_texts(path: Path, key: str) -> tuple[dict[str, Any], list[str]]:
 
     Raises ValueError where the file is no whole GGUF file, or has no such array.
     """
-    data = np.memmap(path, dtype=np.uint8, mode="r").data
-    metadata, _ = _read_header(data)
+    file = GgufFile(path)
+    try:
+        return file.metadata, _texts(file.data, key)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _texts(data: memoryview, key: str) -> list[str]:
     cursor = _Cursor(data)
     cursor.skip(4)
     cursor.number("I")
@@ -91,9 +104,9 @@ def read_gguf_texts(path: Path, key: str) -> tuple[dict[str, Any], list[str]]:
     for _ in range(cursor.number("Q")):
         name, kind = cursor.text(), cursor.number("I")
         if name == key and kind == _ARRAY:
-            return metadata, cursor.texts()
+            return cursor.texts()
         cursor.value(kind)
-    raise ValueError(f"{path} has no metadata {key!r}")
+    raise ValueError(f"it has no metadata {key!r}")
 
 
 def _as_rows(raw: np.ndarray, tensor: GgufTensor) -> np.ndarray:
@@ -139,10 +152,12 @@ class _Cursor:
         return self.number(_NUMBERS[kind])
 
     def array(self) -> list[Any] | None:
-        """A list of numbers; None for strings, which are tokenizer tables of no use here."""
+        """A list of numbers; None for strings and long lists: tokenizer tables, of no use here."""
         kind, count = self.number("I"), self.number("Q")
         if kind in _NUMBERS:
             start = self.skip(count * struct.calcsize("<" + _NUMBERS[kind]))
+            if count > _MAX_ARRAY_LEN:
+                return None
             return list(struct.unpack_from(f"<{count}{_NUMBERS[kind]}", self.data, start))
         if kind != _STRING:
             raise ValueError(f"unknown array type {kind} at byte {self.at}")
@@ -195,7 +210,8 @@ def _read_pair(cursor: _Cursor) -> tuple[str, Any]:
 def _read_tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     """(name, shape, coding, offset in the data section)."""
     name, num_axes = cursor.text(), cursor.number("I")
-    cursor.require(num_axes, 8)
+    if num_axes > _MAX_AXES:
+        raise ValueError(f"tensor {name!r:.80} has {num_axes} axes, more than {_MAX_AXES}")
     shape = tuple(cursor.number("Q") for _ in range(num_axes))[::-1]
     return name, shape, cursor.number("I"), cursor.number("Q")
 
@@ -203,6 +219,8 @@ def _read_tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _placed(name: str, shape: tuple[int, ...], code: int, offset: int, file_len: int) -> GgufTensor:
     kind = GGMLQuantizationType(code)
     block_len, block_bytes = GGML_QUANT_SIZES[kind]
+    if 0 in shape:
+        raise ValueError(f"tensor {name!r:.80} of shape {shape} holds nothing")
     row_len = shape[-1] if shape else 1
     if row_len % block_len:
         raise ValueError(f"tensor {name!r}: rows of {row_len} don't fill blocks of {block_len}")

@@ -78,7 +78,7 @@ def read_gguf_config(file: GgufFile) -> dict[str, Any]:
     embedding = file.tensors.get("token_embd.weight")
     return {
         "model_type": family,
-        "vocab_size": embedding.shape[0] if embedding else None,
+        "vocab_size": embedding.shape[0] if embedding and embedding.shape else None,
         "hidden_size": get("embedding_length"),
         "num_hidden_layers": get("block_count"),
         "num_attention_heads": get("attention.head_count"),
@@ -99,7 +99,8 @@ def read_gguf_config(file: GgufFile) -> dict[str, Any]:
 
 def _default_head_dim(get: Callable[[str], Any]) -> int | None:
     hidden_size, num_heads = get("embedding_length"), get("attention.head_count")
-    return hidden_size // num_heads if hidden_size and num_heads else None
+    are_counts = all(isinstance(value, int) and value > 0 for value in (hidden_size, num_heads))
+    return hidden_size // num_heads if are_counts else None
 
 
 def _rope_scaling(file: GgufFile, get: Callable[[str], Any]) -> dict[str, Any] | None:
@@ -120,4 +121,6 @@ def _rope_scaling(file: GgufFile, get: Callable[[str], Any]) -> dict[str, Any] |
 
 def _eos_token_ids(metadata: dict[str, Any]) -> list[int]:
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    return sorted({metadata[key] for key in keys if key in metadata})
+    found = [metadata[key] for key in keys if key in metadata]
+    are_ids = all(isinstance(token_id, int) for token_id in found)
+    return sorted(set(found)) if are_ids else found  # what is no id is refused with the config

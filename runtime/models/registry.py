@@ -112,7 +112,11 @@ def _open_folder(folder: Path) -> tuple[ArchConfig, WeightSource]:
 
 def _open_gguf(path: Path) -> tuple[ArchConfig, WeightSource]:
     file = GgufFile(path)
-    arch = _read_arch(read_gguf_config(file), path)
+    try:
+        hf = read_gguf_config(file)
+    except ValueError as error:
+        raise _named(path, error) from error
+    arch = _read_arch(hf, path)
     heads = {"attn_q": arch.num_q_heads, "attn_k": arch.num_kv_heads}
     interleaves = _FAMILIES[arch.architecture].gguf_interleaves_rope
     return arch, GgufWeights(file, heads if interleaves else {})

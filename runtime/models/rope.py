@@ -45,6 +45,15 @@ def rotary_frequencies(arch: ArchConfig, max_model_len: int) -> tuple[Tensor, fl
     scaling = arch.rope_scaling
     if scaling is None:
         return inv_freq, 1.0
+    inv_freq, amplitude = _scaled(inv_freq, arch, scaling, max_model_len)
+    if not (torch.isfinite(inv_freq).all() and math.isfinite(amplitude)):
+        raise ValueError(f"rope scaling {dict(scaling)!r:.200} gives angles that are not finite")
+    return inv_freq, amplitude
+
+
+def _scaled(
+    inv_freq: Tensor, arch: ArchConfig, scaling: Mapping[str, Any], max_model_len: int
+) -> tuple[Tensor, float]:
     kind = scaling["rope_type"]
     try:
         if kind == "linear":
@@ -54,7 +63,7 @@ def rotary_frequencies(arch: ArchConfig, max_model_len: int) -> tuple[Tensor, fl
         if kind == "yarn":
             return _yarn(inv_freq, arch, scaling)
         if kind == "divisors":
-            return inv_freq / torch.tensor(scaling["divisors"]), 1.0
+            return _divided(inv_freq, torch.tensor(scaling["divisors"])), 1.0
     except KeyError as error:
         raise ValueError(f"rope scaling {kind!r} lacks the setting {error}") from None
     if kind == "dynamic":
@@ -62,6 +71,12 @@ def rotary_frequencies(arch: ArchConfig, max_model_len: int) -> tuple[Tensor, fl
     raise ValueError(
         f"rope scaling {kind!r} is not supported; known are linear, dynamic, yarn and llama3"
     )
+
+
+def _divided(inv_freq: Tensor, divisors: Tensor) -> Tensor:
+    if divisors.shape != inv_freq.shape:
+        raise ValueError(f"{divisors.numel()} rope divisors for {inv_freq.numel()} angles")
+    return inv_freq / divisors
 
 
 def _llama3(inv_freq: Tensor, scaling: Mapping[str, Any]) -> Tensor:

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import safetensors
 from torch import Tensor
 
+MAX_HEADER_BYTES = 100_000_000  # as the format says
+MAX_JSON_BYTES = 2**26
 FORECAST_FILE = "forecast.safetensors"  # may lie beside the weights; it is none of them
 
 
@@ -46,7 +48,11 @@ class SafetensorsWeights:
         return tuple(self._open[self._files[name]].get_slice(name).get_shape())
 
     def read(self, name: str) -> Tensor:
-        return self._open[self._files[name]].get_tensor(name)
+        path = self._files[name]
+        try:
+            return self._open[path].get_tensor(name)
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path}: tensor {name!r:.80} can't be read ({error})") from error
 
     def _shards(self) -> set[Path]:
         return set(self._files.values())
@@ -60,11 +66,21 @@ def open_safetensors(path: Path) -> Any:
     if not path.is_file():
         raise ValueError(f"{path}: the file is missing; download the model again")
     try:
+        _check_header_len(path)
         return safetensors.safe_open(path, framework="pt")
-    except (safetensors.SafetensorError, OSError) as error:
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise ValueError(
             f"{path}: not a whole safetensors file ({error}); download the model again"
         ) from error
+
+
+def _check_header_len(path: Path) -> None:
+    """The first eight bytes say how long the header is; it is allocated on their word."""
+    with path.open("rb") as file:
+        said = file.read(8)
+    header_len, room = int.from_bytes(said, "little"), path.stat().st_size - 8
+    if len(said) < 8 or header_len > min(room, MAX_HEADER_BYTES):
+        raise ValueError(f"a header of {header_len} bytes is announced, {max(0, room)} are there")
 
 
 def _weight_files(folder: Path) -> dict[str, Path]:
@@ -87,16 +103,22 @@ def _read_index(index: Path) -> dict[str, str]:
     if not isinstance(shards, dict) or not shards:
         raise ValueError(f"{index}: 'weight_map' is missing; download the model again")
     for file in shards.values():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise ValueError(f"{index}: {file!r} is not the name of a file beside it")
+        is_beside = isinstance(file, str) and Path(file).name == file
+        if not is_beside or Path(file).suffix != ".safetensors":
+            raise ValueError(
+                f"{index}: {file!r:.200} is not the name of a file beside it, a .safetensors file"
+            )
     return shards
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; ValueError names the file when it holds anything else."""
     try:
+        num_bytes = path.stat().st_size
+        if num_bytes > MAX_JSON_BYTES:
+            raise ValueError(f"it has {num_bytes} bytes, more than {MAX_JSON_BYTES}")
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a readable JSON file ({error})") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path}: must hold a JSON object, not {type(value).__name__}")

@@ -3,6 +3,9 @@
 Knows nothing of how pictures are taken or drawn.
 """
 
+import base64
+import hashlib
+import re
 import time
 import uuid
 from pathlib import Path
@@ -17,16 +20,9 @@ from zipage_lang.server.json_response import JsonResponse
 from zipage_lang.server.live.watcher import Moment, Watcher
 from zipage_lang.server.openapi import MEANINGS, ErrorBody
 from zipage_lang.server.service import Service
+from zipage_lang.server.tenants import operator_only
 
 PAGE = Path(__file__).with_name("dashboard.html")
-# What the browser may do on this page: run what stands in it, and ask its own server.
-PAGE_HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; "
-    "style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "cache-control": "no-cache",
-    "referrer-policy": "no-referrer",
-}
 FIELDS = {
     "request": RequestView.__struct_fields__,
     "node": NodeView.__struct_fields__,
@@ -41,12 +37,13 @@ def install_dashboard(app: FastAPI, service: Service) -> None:
         return
     watcher = Watcher(service)
     page = PAGE.read_text(encoding="utf-8")
+    page_headers = headers_of(page)
     server = uuid.uuid4().hex  # a page outlives it: counts of the next one begin anew
 
     @app.get("/dashboard", response_class=HTMLResponse, tags=["live page"])
     async def dashboard() -> HTMLResponse:
         """The live page. It holds no data: it asks for them, with an API key where one is set."""
-        return HTMLResponse(page, headers=PAGE_HEADERS)
+        return HTMLResponse(page, headers=page_headers)
 
     @app.get(
         "/dashboard/data",
@@ -57,7 +54,11 @@ def install_dashboard(app: FastAPI, service: Service) -> None:
         after: int = Query(0, ge=0, le=2**53, description="compactions seen: leave out up to here"),
         since: float = Query(0.0, ge=0, le=1e12, description="history seen, seconds since 1970"),
     ) -> JsonResponse:
-        """What the page draws. Lengths and counts only: no token, no text, no request id."""
+        """What the page draws. Lengths and counts only: no token, no text, no request id.
+
+        For the operator: they are everybody's.
+        """
+        operator_only(service.tenant)
         snapshot = await watcher.look()
         return JsonResponse(
             {
@@ -74,6 +75,26 @@ def install_dashboard(app: FastAPI, service: Service) -> None:
             },
             headers={"cache-control": "no-store"},
         )
+
+
+def headers_of(page: str) -> dict[str, str]:
+    """What the browser may do on the page: run the script that stands in it, and no other, even
+    where somebody finds a way to write one into it, and ask its own server."""
+    script, style = (_digest(page, tag) for tag in ("script", "style"))
+    return {
+        "content-security-policy": f"default-src 'none'; script-src {script}; style-src {style}; "
+        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'",
+        "cache-control": "no-cache",
+        "referrer-policy": "no-referrer",
+    }
+
+
+def _digest(page: str, tag: str) -> str:
+    """The page's one element of that kind, as a content security policy names it."""
+    (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    digest = hashlib.sha256(content.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _newer(snapshot: Snapshot, after: int) -> Snapshot:

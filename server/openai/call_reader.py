@@ -10,6 +10,9 @@ from zipage_lang.server.openai.json_scan import Event, ObjectScanner
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 CALL_KEYS = ("name", "type", "id", *ARGUMENT_KEYS)
+# Never outside of JSON's quotes. What looked like a call up to there is read again as text, so
+# without this a text of nested half calls would be read once for each of them.
+NEVER_BARE = frozenset("<\\")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,6 +42,9 @@ class CallReader:
         return self._scanner.run_len(text, at)
 
     def feed(self, run: str) -> list[CallPiece]:
+        if self.name is None and run in NEVER_BARE and not self._scanner.is_quoted:
+            self.is_broken = True
+            return []
         pieces: list[CallPiece] = []
         for event, text in self._scanner.feed(run):
             if event is Event.KEY:

@@ -101,7 +101,7 @@ async def prepare_chat(
         created=int(time.time()),
         token_ids=token_ids,
         sampling=sampling,
-        options=engine_options(body, kv),
+        options=engine_options(service, body, kv),
         tools=tools,
         traits=traits,
     )
@@ -148,8 +148,9 @@ def output_len(
     return room if mode == "fixed" else max(1, min(room, pool_room))
 
 
-def engine_options(body: SamplingFields, kv: KVParams | None) -> dict[str, Any]:
-    """How the engine treats the request besides sampling."""
+def engine_options(service: Service, body: SamplingFields, kv: KVParams | None) -> dict[str, Any]:
+    """How the engine treats the request besides sampling. Raises ApiError 403."""
+    service.tenant.check_priority(body.priority or 0)
     return {
         "kv": kv,
         "namespace": body.cache_salt or "",

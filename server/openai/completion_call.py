@@ -122,7 +122,7 @@ async def prepare_completion(
         prompts=texts,
         echoes=[_echo(service, body, ids, place) for place, ids in enumerate(texts)],
         samplings=samplings,
-        options=engine_options(body, kv),
+        options=engine_options(service, body, kv),
         hides_output=asked == 0,
     )
 
@@ -157,6 +157,8 @@ async def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]
             f"the call asks for {num_choices} choices; at most {MAX_CHOICES} go into one",
             param="prompt",
         )
+    if len(prompts) > 1:
+        service.check_size(num_choices)
     adds = body.add_special_tokens is not False
     encoded = []
     for prompt in prompts:

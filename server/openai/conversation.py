@@ -24,6 +24,7 @@ SET_ELSEWHERE = (  # names that apply_chat_template takes for its own
     "chat_template",
     "add_generation_prompt",
     "continue_final_message",
+    "sanitize_control_tokens",
     "tokenize",
     "padding",
     "truncation",

@@ -20,6 +20,8 @@ from pydantic import (
 from pydantic.types import Strict
 from pydantic_core import PydanticCustomError
 
+from zipage_lang.server.names import Name, PlainText
+
 Real = Annotated[float, Strict()]  # a whole number is one too; a text is none
 Json = dict[str, Any]
 MAX_SAMPLES = 128  # of one prompt
@@ -120,15 +122,11 @@ class SamplingFields(Body):
     priority: StrictInt | None = Field(
         None, ge=-(2**31), lt=2**31, description="lower goes first; 0 is the default"
     )
-    session_id: StrictStr | None = Field(
-        None, description="requests of one session can be aborted together", max_length=256
+    session_id: PlainText | None = Field(
+        None, description="requests of one session can be aborted together"
     )
-    request_id: StrictStr | None = Field(
-        None, description="the engine's name of this request", min_length=1, max_length=256
-    )
-    rid: StrictStr | None = Field(
-        None, description="SGLang's name of request_id", min_length=1, max_length=256
-    )
+    request_id: Name | None = Field(None, description="the name of this request")
+    rid: Name | None = Field(None, description="SGLang's name of request_id")
 
     @property
     def streams(self) -> bool:

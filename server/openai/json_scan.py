@@ -58,6 +58,13 @@ class ObjectScanner:
         self._is_quoted = self._is_escaped = False
         self._kind = ""  # first character of the value
 
+    @property
+    def is_quoted(self) -> bool:
+        """Whether the next character belongs to a text: a key, a value or a part of one."""
+        if self._state is _State.KEY:
+            return True
+        return self._state is _State.IN_VALUE and self._is_quoted
+
     def run_len(self, text: str, at: int) -> int:
         """How much of `text` from `at` on `feed` takes at once: in quotes, up to the next mark."""
         is_plain = self._state is _State.IN_VALUE and self._is_quoted and not self._is_escaped

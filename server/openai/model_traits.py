@@ -94,7 +94,7 @@ def _recommended(model_path: Path) -> dict[str, Any]:
         said = dict(json.loads(path.read_text(encoding="utf-8")))
         chosen = {name: said[name] for name in DEFAULT_FIELDS if said.get(name) is not None}
         SamplingParams(**chosen)  # else each request would be refused for them
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError, RecursionError) as error:
         log.warning("%s is of no use, so sampling defaults are 1.0: %s", path, error)
         return {}
     return chosen

@@ -201,7 +201,7 @@ def test_an_engine_killed_mid_stream_fails_all_readers_within_a_second(with_llm,
         while (await llm.stats())["running"] != 4:
             await asyncio.sleep(0.01)
         killer = asyncio.create_task(llm.complete([script.KILL, 5]))
-        await llm.client._exited.wait()
+        await llm.client._link.wait_end()
         done, pending = await asyncio.wait([*readers, killer], timeout=1.0)
         assert not pending
         return [task.exception() for task in done]

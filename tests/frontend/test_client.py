@@ -190,7 +190,7 @@ def test_a_dead_engine_fails_every_waiting_call_within_a_second(
         calls = [asyncio.ensure_future(tokens_of(stream)) for stream in waiting]
         await asyncio.sleep(0)
         client.add(request([getattr(script, opcode), 5], "last"))
-        await client._exited.wait()
+        await client._link.wait_end()
         done, pending = await asyncio.wait(calls, timeout=1.0)
         assert len(done) == 5
         assert not pending
@@ -257,9 +257,11 @@ def test_close_ends_process_and_folder_and_may_be_repeated(command, tmp_path, mo
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     async def work():
-        client = await EngineClient.start(EngineConfig(), command=command)
+        starting = asyncio.ensure_future(EngineClient.start(EngineConfig(), command=command))
+        await asyncio.sleep(0)
         (folder,) = tmp_path.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        client = await starting
         await asyncio.gather(client.close(), client.close())
         await client.close()
         return client
@@ -316,7 +318,7 @@ from zipage_lang.runtime.config import EngineConfig
 
 async def work():
     client = await EngineClient.start(EngineConfig(), command=sys.argv[1:])
-    print(client.pid, client._sockets.folder, flush=True)
+    print(client.pid, client._link._sockets.folder, flush=True)
     return client
 
 client = asyncio.run(work())

@@ -122,6 +122,18 @@ def test_endless_broken_bytes_are_shown_and_decoded_in_a_short_window(sentencepi
     assert max(lengths) <= 40
 
 
+def test_tokens_that_are_left_out_do_not_part_the_halves_of_a_character(sentencepiece):
+    halves = [sentencepiece.token_to_id(name) for name in ("<0xD6>", "<0x9C>")]
+    left_out = sentencepiece.get_vocab_size() + 7
+
+    def decode(token_ids):
+        return sentencepiece.decode([id_ for id_ in token_ids if id_ != left_out])
+
+    detokenizer = WindowDetokenizer(decode, lambda id_: id_ == left_out)
+    token_ids = [halves[0], *[left_out] * 500, halves[1]]
+    assert "".join(streamed(detokenizer, token_ids)) == "\u059c"
+
+
 def test_text_after_broken_bytes_keeps_its_leading_space(sentencepiece):
     token_ids = [sentencepiece.token_to_id("<0xFF>")] * 50 + sentencepiece.encode("b the hat").ids
     pieces = streamed(WindowDetokenizer(sentencepiece.decode), token_ids)

@@ -19,7 +19,7 @@ BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b"</s>"), frozenset
 
 @pytest.fixture(scope="module")
 def compiler():
-    return GrammarCompiler(BYTES, [EOS])
+    return GrammarCompiler(BYTES.texts, [EOS])
 
 
 def matches(compiler, source, text):

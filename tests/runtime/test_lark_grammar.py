@@ -33,7 +33,7 @@ COLOR.5: "red" | "blue" "ish"?
 
 @pytest.fixture(scope="module")
 def accepts():
-    compiler = GrammarCompiler(BYTES, [256])
+    compiler = GrammarCompiler(BYTES.texts, [256])
 
     def check(grammar, text):
         matcher = new_matcher(compiler.compile(GrammarSource("lark", grammar)))

@@ -18,6 +18,7 @@ from zipage_lang.runtime.messages import (
     Fork,
     GetSnapshot,
     GetStats,
+    Hello,
     KVUsage,
     LogprobEntry,
     MessageError,
@@ -100,6 +101,7 @@ to_engine = {
     ),
     FlushCache: st.builds(FlushCache, call_id=names),
     Shutdown: st.just(Shutdown()),
+    Hello: st.just(Hello()),
 }
 outputs = st.builds(
     TokenOutput,

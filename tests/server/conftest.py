@@ -57,7 +57,7 @@ class App:
         self.service = service
         self.app = create_app(service)
         transport = httpx2.ASGITransport(app=self.app, client=("10.0.0.1", 1))
-        self.client = httpx2.AsyncClient(transport=transport, base_url="http://server")
+        self.client = httpx2.AsyncClient(transport=transport, base_url="http://localhost")
 
     async def post(self, path, body, **options):
         return await self.client.post(path, json=body, **options)

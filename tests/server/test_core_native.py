@@ -252,7 +252,7 @@ def test_a_held_state_is_let_go_when_nobody_uses_it_for_long():
 
 
 def test_every_sample_of_a_request_is_told_the_prompts_logprobs_once():
-    writer = DeltaWriter(has_thinking=False)
+    writer = DeltaWriter("a", has_thinking=False)
     scored = [None, LogprobEntry(7, -0.5, 1, [])]
 
     def told(sample_index, num_tokens, prompt_logprobs):

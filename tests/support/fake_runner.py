@@ -11,12 +11,25 @@ carries a CompactionMark, the stand-in for slot state. A row's resident slots mu
     [0, protected_len)             unmarked, positions 0, 1, ...
     [protected_len, + num_keep)    all with the same mark, exactly the marked positions
     [protected_len + num_keep, ..) unmarked, positions mark.logical_len, + 1, ...
+
+The marked positions must be those that a request alone in the world would have kept, had it
+compacted at the same lengths: a mark carries its chain of compactions, and `lone_survivors` follows
+it over the row's own tokens.
 """
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from zipage_lang.runtime.sampling_params import SamplingParams
+from test_support.lone_run import (
+    EMPTY_HISTORY,
+    Chain,
+    draw_token,
+    extend_history,
+    histories_of,
+    lone_survivors,
+    select_survivors,
+)
+
 from zipage_lang.runtime.step_plan import (
     BlockCopy,
     BlockSwap,
@@ -31,55 +44,20 @@ from zipage_lang.runtime.step_plan import (
     TokenLogprobs,
 )
 
-EMPTY_HISTORY = 0x5EED
-
-
-def extend_history(history: int, token_id: int) -> int:
-    """The rolling hash after one more token. Hashes of ints are the same in every process."""
-    return hash((history, token_id))
-
-
-def histories_of(token_ids: Iterable[int]) -> list[int]:
-    """The rolling hash after each token."""
-    histories, history = [], EMPTY_HISTORY
-    for token_id in token_ids:
-        history = extend_history(history, token_id)
-        histories.append(history)
-    return histories
-
-
-def draw_token(
-    seed: int,
-    resident: Sequence[tuple[int, int]],
-    output_index: int,
-    sampling: SamplingParams,
-    vocab_size: int,
-    eos_token_ids: Iterable[int] = (),
-) -> int:
-    """The token drawn after `resident` (position, token id) pairs, in position order.
-
-    A temperature of 0 ignores the seed. Tokens that would end the output are not drawn before
-    min_tokens.
-    """
-    if sampling.temperature == 0:
-        seed = 0
-    banned = set(eos_token_ids) | set(sampling.stop_token_ids)
-    if output_index >= sampling.min_tokens or len(banned) >= vocab_size:
-        banned = set()
-    draw = hash((seed, output_index, tuple(resident)))
-    while (token_id := (draw ^ draw >> 17) % vocab_size) in banned:
-        draw = hash((draw, 1))
-    return token_id
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CompactionMark:
-    """Which compaction a surviving slot came through."""
+    """Which compactions a surviving slot came through."""
 
     policy: str
     protected_len: int
-    logical_len: int
+    chain: Chain
     positions: frozenset[int]
+
+    @property
+    def logical_len(self) -> int:
+        """Tokens there were at the last compaction."""
+        return self.chain[-1][0]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,7 +103,10 @@ class FakeRunner:
         vocab_size: int = 50,
         eos_token_ids: Iterable[int] = (),
         policy_queries: Mapping[str, int] | None = None,
+        compacts_late: bool = False,
     ) -> None:
+        """compacts_late: slots move when `finish_compactions` is called, not in their step, as on a
+        stream that lags behind."""
         self.num_blocks, self.block_size = num_blocks, block_size
         self.num_host_blocks, self.num_query_slots = num_host_blocks, num_query_slots
         self.window, self.max_rows = window, max_rows
@@ -143,12 +124,16 @@ class FakeRunner:
         self.num_computed_tokens = 0
         self.num_compactions = 0
         self.num_swapped_blocks = 0
+        self.compacted_rows: dict[int, CompactionMark] = {}  # drew from such a state in this step
+        self.compacts_late = compacts_late
+        self._late: dict[int, tuple[Compaction, Row]] = {}  # by ident
+        self._lone: dict[tuple[object, ...], frozenset[int]] = {}  # what `lone_survivors` said
         self._writers: dict[int, int] = {}  # block -> row that writes it in this step
         self._readers: dict[int, set[int]] = {}  # block -> rows that read it in this step
 
     def run(self, plan: StepPlan) -> StepResult:
         """One step, in the order that step_plan.py lays down."""
-        self._writers, self._readers = {}, {}
+        self._writers, self._readers, self.compacted_rows = {}, {}, {}
         self._check_shape(plan)
         for swap in plan.swap_outs:
             self._swap_out(swap)
@@ -167,7 +152,7 @@ class FakeRunner:
             samples += self._sample(chunk)
             prompt_logprobs += self._prompt_logprobs(chunk)
         for compaction in plan.compactions:
-            self._compact(compaction)
+            self._start_compaction(compaction)
         self._check_writers()
         self.num_steps += 1
         self.num_computed_tokens += plan.num_tokens
@@ -274,6 +259,9 @@ class FakeRunner:
             return []
         end = chunk.position + chunk.num_tokens
         slots = self._read_resident(chunk.row, chunk.resident_start + chunk.num_tokens, end)
+        mark = next((slot.mark for slot in slots if slot.mark is not None), None)
+        if mark is not None:
+            self.compacted_rows.update(dict.fromkeys(chunk.sample_rows, mark))
         resident = sorted((slot.position, slot.token_id) for slot in slots)
         source = self._row(chunk.row)
         assert end == len(source.token_ids) or chunk.row not in chunk.sample_rows, (
@@ -311,17 +299,31 @@ class FakeRunner:
 
     # 7. compaction
 
-    def _compact(self, act: Compaction) -> None:
+    def finish_compactions(self, idents: Iterable[int]) -> None:
+        """Before these are told as done: what is still to be moved is moved."""
+        for ident in idents:
+            if ident in self._late:
+                self._writers, self._readers = {}, {}
+                self._compact(*self._late.pop(ident))
+
+    def _start_compaction(self, act: Compaction) -> None:
         row = self._row(act.row)
         self._check_compaction(act, row)
-        slots = self._read_resident(act.row, act.protected_len + act.tail_len, act.logical_len)
+        self._check_queries(act, row)
+        if self.compacts_late:
+            self._late[act.ident] = (act, dataclasses.replace(row, block_ids=list(row.block_ids)))
+            row.block_ids = list(act.block_ids)
+        else:
+            self._compact(act, row)
+
+    def _compact(self, act: Compaction, row: Row) -> None:
+        """`row`: as it was when the compaction was launched; another may have its place by now."""
+        slots = self._read_row(act.row, row, act.protected_len + act.tail_len, act.logical_len)
         tail = slots[act.protected_len :]
         self._check_state(act, tail)
-        self._check_queries(act, row)
         self._copy_blocks(act.block_copies)
-        kept = self._select(act, tail)
         row.block_ids = list(act.block_ids)
-        self._fill_holes(act, tail, kept)
+        self._fill_holes(act, row, tail)
         self.num_compactions += 1
 
     def _check_compaction(self, act: Compaction, row: Row) -> None:
@@ -376,27 +378,28 @@ class FakeRunner:
                 f"(logical_len {act.logical_len})"
             )
 
-    def _select(self, act: Compaction, tail: Sequence[Slot]) -> list[int]:
-        """Tail indices that survive: the newest `window`, and others as a hash has it."""
-        newest_first = sorted(range(len(tail)), key=lambda index: -tail[index].position)
-        num_newest = min(self.window, act.num_keep)
-        rest = sorted(newest_first[num_newest:], key=lambda index: hash((7, tail[index].history)))
-        return newest_first[:num_newest] + rest[: act.num_keep - num_newest]
-
-    def _fill_holes(self, act: Compaction, tail: Sequence[Slot], kept: Sequence[int]) -> None:
-        survivors = set(kept)
+    def _fill_holes(self, act: Compaction, row: Row, tail: Sequence[Slot]) -> None:
+        positions = select_survivors(
+            act.policy,
+            self.window,
+            act.num_keep,
+            [slot.position for slot in tail],
+            row.histories,
+        )
+        survivors = {index for index, slot in enumerate(tail) if slot.position in positions}
         holes = [index for index in range(act.num_keep) if index not in survivors]
         movers = sorted(index for index in survivors if index >= act.num_keep)
         assert len(holes) == len(movers), f"{len(holes)} holes, {len(movers)} movers"
-        positions = frozenset(tail[index].position for index in kept)
-        mark = CompactionMark(act.policy, act.protected_len, act.logical_len, positions)
+        past = next((slot.mark.chain for slot in tail if slot.mark is not None), ())
+        chain = (*past, (act.logical_len, act.num_keep))
+        mark = CompactionMark(act.policy, act.protected_len, chain, positions)
         source = list(range(act.num_keep))
         for hole, mover in zip(holes, movers, strict=True):
             source[hole] = mover
         # slot state is written for every survivor, so each block of the kept tail is written
         for index, origin in enumerate(source):
             slot = dataclasses.replace(tail[origin], mark=mark)
-            self._write(act.row, act.protected_len + index, slot)
+            self._write_to(row.block_ids, act.row, act.protected_len + index, slot)
 
     # memory
 
@@ -412,7 +415,9 @@ class FakeRunner:
         return self.blocks[block_id]
 
     def _write(self, row: int, resident_index: int, slot: Slot) -> None:
-        table = self._row(row).block_ids
+        self._write_to(self._row(row).block_ids, row, resident_index, slot)
+
+    def _write_to(self, table: Sequence[int], row: int, resident_index: int, slot: Slot) -> None:
         index, offset = divmod(resident_index, self.block_size)
         assert index < len(table), (
             f"row {row}: slot {resident_index} is past its {len(table)} blocks"
@@ -423,7 +428,9 @@ class FakeRunner:
 
     def _read_resident(self, index: int, resident_len: int, logical_len: int) -> list[Slot]:
         """The row's first `resident_len` slots, which must stand for its `logical_len` tokens."""
-        row = self._row(index)
+        return self._read_row(index, self._row(index), resident_len, logical_len)
+
+    def _read_row(self, index: int, row: Row, resident_len: int, logical_len: int) -> list[Slot]:
         num_blocks = self._num_blocks(resident_len)
         assert num_blocks <= len(row.block_ids), (
             f"row {index}: {resident_len} resident slots, {len(row.block_ids)} blocks"
@@ -432,12 +439,15 @@ class FakeRunner:
         for block_id in row.block_ids[:num_blocks]:
             self._readers.setdefault(block_id, set()).add(index)
             slots += self._block(block_id)
-        return self._check_history(index, slots[:resident_len], logical_len)
+        return self._check_history(index, row.histories, slots[:resident_len], logical_len)
 
     def _check_history(
-        self, index: int, slots: Sequence[Slot | None], logical_len: int
+        self,
+        index: int,
+        histories: Sequence[int],
+        slots: Sequence[Slot | None],
+        logical_len: int,
     ) -> list[Slot]:
-        histories = self._row(index).histories
         whole: list[Slot] = []
         for number, slot in enumerate(slots):
             assert slot is not None, f"row {index}: resident slot {number} was never written"
@@ -451,6 +461,7 @@ class FakeRunner:
         num_exact, expected = len(whole), [*range(logical_len)]
         if marks:
             self._check_marked(index, whole, mark := marks.pop())
+            self._check_survivors(index, histories, mark)
             num_exact = mark.protected_len
             expected = [*range(num_exact), *range(mark.logical_len, logical_len)]
         got = [slot.position for slot in whole if slot.mark is None]
@@ -469,6 +480,18 @@ class FakeRunner:
         positions = {slots[number].position for number in inside}
         assert positions == mark.positions, (
             f"row {index}: survivors {sorted(positions)}, not {sorted(mark.positions)}"
+        )
+
+    def _check_survivors(self, index: int, histories: Sequence[int], mark: CompactionMark) -> None:
+        """The survivors are those that the row, alone with this chain, would have."""
+        history = histories[mark.logical_len - 1]
+        key = (history, mark.policy, mark.protected_len, mark.chain)
+        if key not in self._lone:
+            self._lone[key] = lone_survivors(
+                mark.policy, self.window, mark.protected_len, mark.chain, histories
+            )
+        assert mark.positions == self._lone[key], (
+            f"row {index}: {sorted(mark.positions)} survived, alone {sorted(self._lone[key])} would"
         )
 
     def _check_writers(self) -> None:

@@ -162,7 +162,7 @@ def _random_fork(
             return
         family = simulation.transcripts[parent, 0]
         known = [*family.request.token_ids, *family.counted]
-        kv = _inherited_kv(family.request) if like_parent else other_kv
+        kv = inherited_kv(family.request) if like_parent else other_kv
         children = [
             AddRequest(
                 request_id=child_id,
@@ -179,7 +179,7 @@ def _random_fork(
     return Event(rng.randint(0, horizon + 30), f"fork {parent}", act)
 
 
-def _inherited_kv(parent: AddRequest) -> KVParams:
+def inherited_kv(parent: AddRequest) -> KVParams:
     """The parent's own settings, with its protection pinned to what it was."""
     kv = parent.kv or KVParams()
     if kv.protected_len is not None:

@@ -7,7 +7,8 @@ import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from test_support.fake_runner import FakeRunner, draw_token
+from test_support.fake_runner import FakeRunner
+from test_support.lone_run import draw_token
 
 from zipage_lang.runtime.config import CacheConfig, CompressionConfig, SchedulerConfig
 from zipage_lang.runtime.limits import Limits
@@ -24,7 +25,7 @@ from zipage_lang.runtime.request import RequestRefused
 from zipage_lang.runtime.scheduler import Scheduler
 from zipage_lang.runtime.step_plan import StepPlan, StepResult
 
-POLICY_QUERIES = {"zipage": 4, "random": 0}
+POLICY_QUERIES = {"zipage": 4, "random": 0, "gkv": 2, "streaming": 0}
 WINDOW = 4
 
 
@@ -40,6 +41,7 @@ class World:
     vocab_size: int = 50
     eos_token_ids: tuple[int, ...] = ()
     prefix_caching: bool = True
+    deterministic: bool = False
     num_ahead: int = 0  # steps that are planned and run before a result is applied
     compaction_delay: int = 0  # results that pass before a compaction is told as done
     scheduler: SchedulerConfig = dataclasses.field(default_factory=SchedulerConfig)
@@ -59,6 +61,7 @@ class World:
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
             eos_token_ids=self.eos_token_ids,
+            deterministic=self.deterministic,
         )
         return Scheduler(self.scheduler, cache, self.compression, limits, POLICY_QUERIES)
 

@@ -8,10 +8,13 @@ import dataclasses
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
+from zipage_lang.errors import ServerError
 from zipage_lang.frontend.outputs import RequestOutput
-from zipage_lang.http_client import HttpClient
+from zipage_lang.http_client import HttpClient, checked
 from zipage_lang.loops import LoopBridge, shared_loop
-from zipage_lang.openai_wire import request_fields
+from zipage_lang.openai_wire import Choice, Chunk, Delta, TokenCounts, request_fields
 from zipage_lang.runtime.messages import KVUsage
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.think_params import ThinkParams
@@ -92,7 +95,10 @@ class ServerTalker:
         """Raises ServerError where nobody answers, ValueError for a bad url."""
         root = url.rstrip("/").removesuffix("/v1")
         self._http = HttpClient(root, api_key=api_key, timeout_s=600.0)
-        known = [card["id"] for card in self._http.get_blocking("/v1/models")["data"]]
+        cards = checked(self._http.get_blocking("/v1/models").get("data"), list[_Card])
+        known = [card.id for card in cards]
+        if not known:
+            raise ServerError(f"{root} serves no model", None, retryable=False)
         if model is not None and model not in known:
             raise ValueError(f"{root} serves {', '.join(known)}, not {model!r}")
         self.name = model or known[0]
@@ -127,19 +133,20 @@ def _added(text: str, told: str) -> str:
     return text[len(told) :] if text.startswith(told) else ""
 
 
+class _Card(msgspec.Struct):
+    id: str
+
+
 def _of_chunk(event: Mapping[str, Any]) -> Piece:
-    choice: Mapping[str, Any] = next(iter(event.get("choices") or ()), {})
-    delta = choice.get("delta") or {}
-    usage = event.get("usage") or {}
-    kv = event.get("kv") or usage.get("kv")
+    """Raises ServerError for what is no chunk."""
+    chunk = checked(event, Chunk)
+    choice = chunk.choices[0] if chunk.choices else Choice()
+    delta = choice.delta or Delta()
+    usage = chunk.usage or TokenCounts()
     return Piece(
-        thinking=delta.get("reasoning_content") or delta.get("reasoning") or "",
-        answer=delta.get("content") or "",
-        num_tokens=usage.get("completion_tokens") or 0,
-        kv=KVUsage(**_known(kv)) if isinstance(kv, dict) else None,
-        finish_reason=choice.get("finish_reason"),
+        thinking=delta.reasoning_content or delta.reasoning or "",
+        answer=delta.content or "",
+        num_tokens=usage.completion_tokens or 0,
+        kv=chunk.kv or usage.kv,
+        finish_reason=choice.finish_reason,
     )
-
-
-def _known(kv: Mapping[str, Any]) -> dict[str, int]:
-    return {name: kv[name] for name in KVUsage.__struct_fields__ if name in kv}

@@ -16,7 +16,10 @@ def read_rows(path: Path) -> list[Row]:
     """Every row by column name. Raises ValueError for what can't be read, OSError for no file."""
     if path.suffix == ".parquet":
         return _parquet_rows(path)
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error})") from error
     if path.suffix == ".json":
         return _checked(path, _parsed(path, text))
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
@@ -26,7 +29,7 @@ def read_rows(path: Path) -> list[Row]:
 def _parsed(path: Path, text: str, number: int | None = None) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         place = path if number is None else f"{path}, line {number}"
         raise ValueError(f"{place}: not JSON ({error})") from error
 

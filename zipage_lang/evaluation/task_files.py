@@ -21,6 +21,8 @@ def read_task_file(path: Path) -> Task:
     optional. Raises ValueError that names file and row, OSError where there is no file.
     """
     rows = read_rows(path)
+    if not rows:
+        raise ValueError(f"{path}: task {path.stem!r} has no problems; give one row at least")
     problems = []
     seen: set[str] = set()
     for number, row in enumerate(rows, 1):

@@ -79,7 +79,9 @@ class Api:
         self.service = Service(ServerConfig(**options), start_engine)
         await self.service.start()
         transport = httpx2.ASGITransport(app=create_app(self.service))
-        self.client = httpx2.AsyncClient(transport=transport, base_url="http://server", timeout=60)
+        self.client = httpx2.AsyncClient(
+            transport=transport, base_url="http://localhost", timeout=60
+        )
 
 
 @pytest.fixture(scope="session")

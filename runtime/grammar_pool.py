@@ -1,0 +1,149 @@
+"""Compiles grammars in processes of their own, each bounded in time and memory, and kept for more.
+
+Knows nothing of requests, or of what is in a grammar.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+
+from zipage_lang.runtime import grammar_frames as frames
+from zipage_lang.runtime.grammar import GrammarError
+from zipage_lang.runtime.grammar_source import GrammarSource
+from zipage_lang.runtime.grammar_worker import MAX_COMPILE_S, OUT_OF_MEMORY
+
+MAX_WAIT_S = 60.0  # for one answer, on a busy machine: the worker's own bound is of CPU time
+TOO_LONG = f"the grammar took over {MAX_COMPILE_S} s to compile; simplify it"
+
+
+class GrammarTooCostly(GrammarError):
+    """The grammar ran into a bound: it would again."""
+
+
+class GrammarPool:
+    """As many workers as are asked at once. Safe to use from several threads."""
+
+    def __init__(self, texts: Sequence[bytes], eos_token_ids: Sequence[int]) -> None:
+        self._vocabulary = frames.frame(frames.Vocabulary(list(texts), list(eos_token_ids)))
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+
+    def start_one(self) -> None:
+        """Have a worker that gets ready while the caller does other things."""
+        worker = _Worker(self._vocabulary)
+        with self._lock:
+            self._idle.append(worker)
+
+    def compile(self, source: GrammarSource) -> bytes:
+        """The compiled grammar as xgrammar writes it. Raises GrammarError."""
+        message = frames.frame(frames.Compile(source))
+        worker = self._take()
+        while not worker.send(message):  # it has ended since it was last asked
+            worker.kill()
+            worker = self._take()
+        answer = worker.receive(time.monotonic() + MAX_WAIT_S)
+        if answer is None:
+            raise GrammarTooCostly(worker.last_words())
+        if isinstance(answer, frames.Refused):
+            if answer.is_spent:
+                worker.kill()
+                raise GrammarTooCostly(OUT_OF_MEMORY)
+            self._give_back(worker)
+            raise GrammarError(answer.error)
+        self._give_back(worker)
+        return answer.data
+
+    def close(self) -> None:
+        """End the idle workers."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            worker.kill()
+
+    def _take(self) -> "_Worker":
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return _Worker(self._vocabulary)
+
+    def _give_back(self, worker: "_Worker") -> None:
+        with self._lock:
+            self._idle.append(worker)
+
+
+class _Worker:
+    """One process, from its start to its end. It ends by itself when its stdin is closed."""
+
+    def __init__(self, vocabulary: bytes) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "zipage_lang.runtime.grammar_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # what a grammar makes C++ say at its end is nobody's log
+            env={**os.environ, "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        self._end = weakref.finalize(self, _kill, self._process)
+        self._has_run_out_of_time = False
+        self.send(vocabulary)
+
+    def send(self, data: bytes) -> bool:
+        """False when the process has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+        except OSError:
+            return False
+        return True
+
+    def receive(self, deadline: float) -> frames.FromWorker | None:
+        """The answer; None when the process has ended, or is ended here, without one."""
+        head = self._read(frames.LENGTH_BYTES, deadline)
+        data = None if head is None else self._read(int.from_bytes(head, "little"), deadline)
+        return None if data is None else frames.decode_for_engine(data)
+
+    def kill(self) -> None:
+        self._end()
+
+    def last_words(self) -> str:
+        """Why it gave no answer."""
+        if self._has_run_out_of_time:
+            return TOO_LONG
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)  # its pipe closes a little before its exit code is there
+        self.kill()
+        was_time = self._process.returncode == -signal.SIGXCPU
+        return TOO_LONG if was_time else OUT_OF_MEMORY
+
+    def _read(self, num_bytes: int, deadline: float) -> bytes | None:
+        assert self._process.stdout is not None
+        pipe, parts = self._process.stdout.fileno(), []
+        while num_bytes > 0:
+            wait_s = max(0.0, deadline - time.monotonic())
+            if not select.select([pipe], [], [], wait_s)[0]:
+                self._has_run_out_of_time = True
+                self.kill()
+                return None
+            part = os.read(pipe, min(num_bytes, 2**20))
+            if not part:
+                return None
+            parts.append(part)
+            num_bytes -= len(part)
+        return b"".join(parts)
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
