@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CHECK_BUILD := build/check
 
-.PHONY: demo test test-gpu check bench docs model wheel clean
+.PHONY: demo test test-gpu check bench docs model audit mutations fuzz wheel clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -24,8 +24,29 @@ demo: model
 
 # A file's tests stay together: they share engines. The long files come first, as they are listed.
 # A worker that dies ends the run: with a new one in its place the rest can wait for ever.
-test: check docs model
-	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# The deciding rooms' coverage (pyproject.toml, tests/conftest.py) is printed, and held to a bound.
+test: check docs model audit
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
+		--cov --cov-config=pyproject.toml --cov-report=term-missing:skip-covered
+
+# Pins against known vulnerabilities; one that is found fails, a service that is not there does not.
+audit: $(VENV)/.installed-audit
+	$(BIN)/python packaging/audit.py
+
+$(VENV)/.installed-audit: $(VENV)/.installed
+	$(BIN)/pip install -q -c constraints.txt -e ".[audit]"
+	touch $@
+
+# Each planted fault of tests/mutations must be caught by the tests that it names (minutes).
+mutations: model $(VENV)/.installed-test
+	$(BIN)/python tests/mutations/run.py
+
+# All fuzzing targets in turn, FUZZ_SECONDS each; guided by coverage where atheris can be installed.
+FUZZ_SECONDS ?= 300
+fuzz: $(VENV)/.installed-test
+	-$(BIN)/pip install -q -c constraints.txt -e ".[fuzz]"
+	for target in $$($(BIN)/python tests/fuzz/run.py --list); do \
+		$(BIN)/python tests/fuzz/run.py $$target --seconds $(FUZZ_SECONDS) || exit 1; done
 
 # On a machine with a card and its packages (extra `gpu`): the tests that the default run leaves out,
 # on inputs of their own each time. A bare card machine runs benchmarks/card/test_gpu.sh instead.

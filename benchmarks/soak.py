@@ -81,7 +81,10 @@ class Soak:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=16)
         url, self._until = self._server.url, float("inf")
         async with httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as http:
-            self._http, self._clients = http, Clients(http, self._options.seed)
+            self._http = http
+            self._clients = Clients(
+                http, self._options.seed, may_adapt=not self._options.deterministic
+            )
             probes = await self._pick_probes()
             self._until = time.monotonic() + 60 * self._options.minutes
             processes = {"server": self._server.process, "engine": self._server.engine}
@@ -219,12 +222,16 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=12, help="requests under way at a time")
     parser.add_argument(
-        "--num-blocks", type=int, default=96, help="of 16 slots; too few on purpose"
+        "--num-blocks", type=int, default=64, help="of 16 slots; too few on purpose"
     )
     parser.add_argument("--swap-space", type=float, default=0.005, help="GiB")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--backend", default="cpu")
-    parser.add_argument("--deterministic", action="store_true", help="in the engine's strict mode")
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="the engine's strict mode: no adaptive requests",
+    )
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path, help="append the result to this file")
     return parser.parse_args(arguments)

@@ -55,8 +55,10 @@ class Told:
 class Clients:
     """Makes requests at random; `seed` determines what is asked for, not when."""
 
-    def __init__(self, http: httpx2.AsyncClient, seed: int) -> None:
+    def __init__(self, http: httpx2.AsyncClient, seed: int, *, may_adapt: bool = True) -> None:
+        """may_adapt: whether some ask for kv mode "adaptive"."""
         self.tally = Tally()
+        self._kv = [kv for kv in KV_CHOICES if may_adapt or not kv or kv["mode"] != "adaptive"]
         self._http, self._random, self._num_names = http, random.Random(seed), 0
 
     @property
@@ -117,7 +119,7 @@ class Clients:
 
     async def vanish(self) -> None:
         """Leaves in the middle of a stream, without a word."""
-        body = self._body(self._sampling(1000, n=self._random.choice([1, 1, 3])))
+        body = self._body(self._sampling(700, n=self._random.choice([1, 1, 3])))
         self.tally.sent["vanish"] += 1
         num_events = self._random.randrange(1, 30)
         async with self._http.stream("POST", "/generate", json=body) as response:
@@ -192,7 +194,7 @@ class Clients:
         return list(told.values())
 
     def _body(self, sampling: dict[str, Any]) -> dict[str, Any]:
-        kv = self._random.choice(KV_CHOICES)
+        kv = self._random.choice(self._kv)
         body = {"text": self._text(), "sampling_params": sampling, "stream": True}
         return body | {"stream_format": "delta"} | ({"kv": kv} if kv else {})
 

@@ -17,8 +17,9 @@ WARM_UP = 1 / 3  # of the time: pools, caches and allocators reach their size
 # second, 0.5 MiB a minute is about 1 KiB kept of each request.
 MIB_PER_MINUTE = 0.5
 BREATH_MIB = 8.0
-# Tables follow the load: their highest of the last third may exceed that of the third before so.
-TABLE_SHARE, TABLE_SPARE = 1.5, 16
+# Tables follow the load, and caches fill up: the line through a table's sizes may rise by so much,
+# as a share of their mean or in entries. One that is never cleaned rises by its mean.
+TABLE_SHARE, TABLE_SPARE = 0.3, 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,9 +68,9 @@ class Watch:
     def report(self) -> dict[str, Any]:
         """Per process and table: where it stood after the warm-up, at its highest, at the end."""
         late = self._late
-        minutes = (late[-1].at_s - late[0].at_s) / 60
+        minutes = [sample.at_s / 60 for sample in late]
         return {
-            "fitted_minutes": round(minutes, 1),
+            "fitted_minutes": round(minutes[-1] - minutes[0], 1),
             "num_samples": len(self.samples),
             "processes": {
                 name: self._process_report(name, late) for name in self.samples[-1].processes
@@ -78,6 +79,7 @@ class Watch:
                 name: {
                     "highest": max(sample.tables[name] for sample in self.samples),
                     "last": self.samples[-1].tables[name],
+                    "rise": round(rise(minutes, [sample.tables[name] for sample in late]), 1),
                 }
                 for name in self.samples[-1].tables
             },
@@ -86,22 +88,22 @@ class Watch:
     def growing(self) -> list[str]:
         """What did not stay flat after the warm-up, with numbers."""
         late = self._late
-        found = []
+        minutes = [sample.at_s / 60 for sample in late]
+        length, found = minutes[-1] - minutes[0], []
         for name in late[-1].processes:
             used = [sample.processes[name] for sample in late]
-            per_minute = slope([s.at_s / 60 for s in late], [use.rss_mib for use in used])
-            minutes = (late[-1].at_s - late[0].at_s) / 60
-            if per_minute * minutes > max(BREATH_MIB, MIB_PER_MINUTE * minutes):
+            per_minute = slope(minutes, [use.rss_mib for use in used])
+            if per_minute * length > max(BREATH_MIB, MIB_PER_MINUTE * length):
                 found.append(f"{name}: memory grows by {per_minute:.2f} MiB a minute")
             found += [
                 f"{name}: {what} grows"
                 for what in ("num_threads", "num_fds")
-                if _grows([getattr(use, what) for use in used])
+                if _grows(minutes, [getattr(use, what) for use in used])
             ]
         found += [
             f"table {table} grows"
             for table in late[-1].tables
-            if _grows([sample.tables[table] for sample in late])
+            if _grows(minutes, [sample.tables[table] for sample in late])
         ]
         return found
 
@@ -135,8 +137,10 @@ def slope(times: Sequence[float], values: Sequence[float]) -> float:
     return statistics.linear_regression(times, values).slope
 
 
-def _grows(values: Sequence[int]) -> bool:
-    """Whether the second half goes beyond the first half's highest by more than the load's ups
-    and downs do."""
-    middle = len(values) // 2
-    return max(values[middle:]) > TABLE_SHARE * max(values[:middle]) + TABLE_SPARE
+def rise(times: Sequence[float], values: Sequence[float]) -> float:
+    """By how much the line through the values rises from the first time to the last."""
+    return slope(times, values) * (times[-1] - times[0])
+
+
+def _grows(times: Sequence[float], sizes: Sequence[int]) -> bool:
+    return rise(times, sizes) > max(TABLE_SPARE, TABLE_SHARE * statistics.fmean(sizes))

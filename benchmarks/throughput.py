@@ -55,6 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--no-prefix-cache", action="store_true")
     parser.add_argument("--no-grouping", action="store_true", help="each row reads its prefix")
+    parser.add_argument("--deterministic", action="store_true", help="strict mode")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--steps", type=int, help="end after this many measured steps")
     parser.add_argument("--skip-steps", type=int, default=0, help="steps before the measurement")
@@ -79,6 +80,7 @@ def make_engine(options: argparse.Namespace) -> Engine:
         max_running=options.max_running,
         max_step_tokens=options.max_step_tokens,
         overlap=not options.no_overlap,
+        deterministic=options.deterministic,
         cuda_graphs=not options.no_graphs,
         kv_mode=options.mode,
         kv_budget=options.budget,
@@ -252,6 +254,7 @@ def main() -> None:
         "max_step_tokens": options.max_step_tokens,
         "graphs": not options.no_graphs,
         "overlap": not options.no_overlap,
+        "deterministic": options.deterministic,
         "prefix_cache": not options.no_prefix_cache,
         "grouping": not options.no_grouping,
         "num_query_slots": engine.limits.num_query_slots,

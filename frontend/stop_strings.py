@@ -8,14 +8,19 @@ character costs the same whether there is one stop string or a thousand.
 """
 
 import functools
-from collections import deque
+import weakref
+
+SMALL = 1024  # characters of stop strings whose automaton is kept for later requests
 
 
 class StopAutomaton:
-    """The stop strings as a trie with failure links. State 0 is the root: nothing held back."""
+    """The stop strings as a trie with failure links. State 0 is the root: nothing held back.
+
+    All edges stand in one dict, by `_edge`: a dict per state would take several times the memory.
+    """
 
     def __init__(self, stop_strings: tuple[str, ...]) -> None:
-        self._edges: list[dict[str, int]] = [{}]
+        self._edges: dict[int, int] = {}
         self._fallback: list[int] = [0]
         self.held_len: list[int] = [0]  # characters a state holds back
         self.match: list[str | None] = [None]  # longest stop string that ends in a state
@@ -25,40 +30,61 @@ class StopAutomaton:
 
     def step(self, state: int, character: str) -> int:
         """The state after one more character."""
-        while state and character not in self._edges[state]:
+        edges, code = self._edges, ord(character)
+        while state and _edge(state, code) not in edges:
             state = self._fallback[state]
-        return self._edges[state].get(character, 0)
+        return edges.get(_edge(state, code), 0)
 
     def _insert(self, stop_string: str) -> None:
         state = 0
         for character in stop_string:
-            if character not in self._edges[state]:
-                self._edges[state][character] = self._add_state(self.held_len[state] + 1)
-            state = self._edges[state][character]
+            edge = _edge(state, ord(character))
+            if edge not in self._edges:
+                self._edges[edge] = self._add_state(self.held_len[state] + 1)
+            state = self._edges[edge]
         self.match[state] = stop_string
 
     def _add_state(self, held_len: int) -> int:
-        self._edges.append({})
         self._fallback.append(0)
         self.held_len.append(held_len)
         self.match.append(None)
-        return len(self._edges) - 1
+        return len(self.held_len) - 1
 
     def _link(self) -> None:
-        """Breadth first, so that a state's fallback, which is shorter, is complete before it."""
-        queue = deque(self._edges[0].values())
-        while queue:
-            state = queue.popleft()
-            if self.match[state] is None:
-                self.match[state] = self.match[self._fallback[state]]
-            for character, child in self._edges[state].items():
-                self._fallback[child] = self.step(self._fallback[state], character)
-                queue.append(child)
+        """Shortest first, so that a state's fallback, which is shorter, is complete before it."""
+        for edge, child in sorted(self._edges.items(), key=lambda item: self.held_len[item[1]]):
+            state, code = edge >> 21, edge & 0x1FFFFF
+            if state:
+                self._fallback[child] = self.step(self._fallback[state], chr(code))
+            if self.match[child] is None:
+                self.match[child] = self.match[self._fallback[child]]
+
+
+def _edge(state: int, code: int) -> int:
+    """A state and the next character, which takes 21 bits."""
+    return state << 21 | code
+
+
+_in_use: "weakref.WeakValueDictionary[tuple[str, ...], StopAutomaton]" = (
+    weakref.WeakValueDictionary()
+)
+
+
+def stop_automaton(stop_strings: tuple[str, ...]) -> StopAutomaton:
+    """The automaton of these stop strings, one for all who use it at a time.
+
+    A program sends the same few with every request, so small ones are kept for later.
+    """
+    if sum(map(len, stop_strings)) <= SMALL:
+        return _small_automaton(stop_strings)
+    found = _in_use.get(stop_strings)
+    if found is None:
+        found = _in_use[stop_strings] = StopAutomaton(stop_strings)
+    return found
 
 
 @functools.lru_cache(maxsize=64)
-def stop_automaton(stop_strings: tuple[str, ...]) -> StopAutomaton:
-    """The automaton of these stop strings; a program sends the same ones with every request."""
+def _small_automaton(stop_strings: tuple[str, ...]) -> StopAutomaton:
     return StopAutomaton(stop_strings)
 
 

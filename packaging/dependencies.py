@@ -55,8 +55,7 @@ def brought_along(name: str, extras: Sequence[str]) -> dict[str, Distribution]:
             continue
         found[asked[0]] = made
         todo += _needs(made, asked[1])
-    del found[canonicalize_name(name)]
-    return found
+    return {name: made for name, made in found.items() if name not in (OURS, "pip")}
 
 
 def _needs(made: Distribution, extras: Iterable[str]) -> list[tuple[str, frozenset[str]]]:

@@ -17,10 +17,12 @@ from zipage_lang.runtime.token_bits import pack
 REFUSED = "the grammar does not allow the token that was drawn; this is an error of the engine"
 UNSPELT = "no token of this model spells what the grammar asks for next; change the grammar"
 MAX_STEP_S = 0.5  # CPU time for one token of one output, which all others wait for
+MAX_MEAN_S = 0.003  # the same on average, behind the first FREE_S seconds of an output
+FREE_S = 1.0
 TOO_SLOW = (
-    f"the grammar can be read in too many ways: one token took over {MAX_STEP_S} s; make it less "
-    "ambiguous"
-)
+    "the grammar can be read in too many ways: one token took over {step_s} s, or all of them over "
+    "{mean_s} s on average; make it less ambiguous"
+).format(step_s=MAX_STEP_S, mean_s=MAX_MEAN_S)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Constraint:
         self._held_back = pack(held_back, vocab_size)
         self._min_tokens, self._vocab_size = min_tokens, vocab_size
         self._num_output = 0
+        self._spent_s = 0.0
         self._can_answer = matcher is not None  # while opening: what was drawn fits the grammar
         self._error: str | None = None
 
@@ -91,7 +94,10 @@ class Constraint:
         self._note_time(started)
 
     def _note_time(self, started: float) -> None:
-        if time.thread_time() - started > MAX_STEP_S and self._error is None:
+        took_s = time.thread_time() - started
+        self._spent_s += took_s
+        is_slow = self._spent_s > FREE_S + MAX_MEAN_S * self._num_output
+        if (took_s > MAX_STEP_S or is_slow) and self._error is None:
             self._error = TOO_SLOW
 
     def _fill(self, bits: Tensor, index: int) -> bool:

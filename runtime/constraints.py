@@ -11,8 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from zipage_lang.runtime.constraint import Constraint
-from zipage_lang.runtime.grammar import GrammarError, GrammarReader, new_matcher
-from zipage_lang.runtime.grammar_pool import GrammarPool, GrammarTooCostly
+from zipage_lang.runtime.grammar import (
+    GrammarError,
+    GrammarReader,
+    GrammarTooCostly,
+    new_matcher,
+)
+from zipage_lang.runtime.grammar_pool import GrammarPool
 from zipage_lang.runtime.grammar_source import GrammarSource
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.think_params import ThinkParams

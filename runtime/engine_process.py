@@ -18,7 +18,7 @@ from zipage_lang.runtime import messages
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.engine import Engine
 from zipage_lang.runtime.garbage import calm_garbage_collector
-from zipage_lang.runtime.line import Line
+from zipage_lang.runtime.line import Line, LineBrokenError
 from zipage_lang.runtime.orphan import end_with_parent
 from zipage_lang.runtime.parent_line import ParentLine
 from zipage_lang.runtime.start_progress import told_progress
@@ -130,6 +130,9 @@ def main(arguments: list[str]) -> int:
         if engine is None:
             return 1
         EngineProcess(engine, line).run()
+    except LineBrokenError as error:
+        log.error("the engine ends, as it lost its client: %s", error)
+        return 1
     finally:
         line.close()
     return 0

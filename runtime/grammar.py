@@ -32,6 +32,10 @@ class GrammarError(ValueError):
     """A grammar that can't be used; the message says what is wrong with it, and where."""
 
 
+class GrammarTooCostly(GrammarError):
+    """The grammar met a bound: it would again."""
+
+
 class GrammarCompiler:
     """Compiled grammars for one vocabulary. Safe to use from several threads at once."""
 
@@ -48,7 +52,7 @@ class GrammarCompiler:
         except RuntimeError as error:
             raise GrammarError(f"bad {source.kind}: {_reason(error)}") from error
         if compiled.memory_size_bytes > MAX_COMPILED_BYTES:
-            raise GrammarError(
+            raise GrammarTooCostly(
                 f"the {source.kind} takes {compiled.memory_size_bytes >> 20} MiB when compiled; at "
                 f"most {MAX_COMPILED_BYTES >> 20} are allowed: make it simpler"
             )
@@ -96,7 +100,7 @@ def new_matcher(compiled: Any) -> Any:
 
 
 def try_out(compiled: Any, kind: str) -> None:
-    """Follow a few random outputs. Raises GrammarError where a single token takes too long.
+    """Follow a few random outputs. Raises GrammarTooCostly where a single token takes too long.
 
     Masks are made between two steps of an engine, while all its requests wait.
     """
@@ -116,7 +120,7 @@ def try_out(compiled: Any, kind: str) -> None:
             if token_id is None or not matcher.accept_token(token_id, False):
                 break
             if time.thread_time() - started > MAX_TRIAL_STEP_S:
-                raise GrammarError(
+                raise GrammarTooCostly(
                     f"the {kind} can be read in too many ways: token {place} of an output took "
                     f"over {MAX_TRIAL_STEP_S} s; make it less ambiguous"
                 )

@@ -10,11 +10,20 @@ from zipage_lang.runtime.grammar_source import GrammarSource
 LENGTH_BYTES = 8  # before each frame, little-endian
 
 
-class Vocabulary(msgspec.Struct, tag="vocabulary", frozen=True):
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What the compilation of one grammar may take."""
+
+    max_compile_s: int = 10  # CPU time
+    max_memory_bytes: int = 2**30  # of address space, on top of what an idle worker has
+    max_data_bytes: int = 128 * 2**20  # of the compiled grammar, as it is sent
+
+
+class Setup(msgspec.Struct, tag="setup", frozen=True):
     """First of all: what tokens spell (special ones nothing), and which of them end an output."""
 
     texts: list[bytes]
     eos_token_ids: list[int]
+    bounds: Bounds
 
 
 class Compile(msgspec.Struct, tag="compile", frozen=True):
@@ -30,13 +39,14 @@ class Compiled(msgspec.Struct, tag="compiled", frozen=True):
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):
-    """is_spent: the worker has ended with it."""
+    """is_costly: it met a bound, and would again. is_spent: the worker has ended with it."""
 
     error: str
+    is_costly: bool = False
     is_spent: bool = False
 
 
-ToWorker = Vocabulary | Compile
+ToWorker = Setup | Compile
 FromWorker = Compiled | Refused
 
 _encoder = msgspec.msgpack.Encoder()

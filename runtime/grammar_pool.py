@@ -15,29 +15,30 @@ import weakref
 from collections.abc import Sequence
 
 from zipage_lang.runtime import grammar_frames as frames
-from zipage_lang.runtime.grammar import GrammarError
+from zipage_lang.runtime.grammar import GrammarError, GrammarTooCostly
 from zipage_lang.runtime.grammar_source import GrammarSource
-from zipage_lang.runtime.grammar_worker import MAX_COMPILE_S, OUT_OF_MEMORY
 
 MAX_WAIT_S = 60.0  # for one answer, on a busy machine: the worker's own bound is of CPU time
-TOO_LONG = f"the grammar took over {MAX_COMPILE_S} s to compile; simplify it"
-
-
-class GrammarTooCostly(GrammarError):
-    """The grammar ran into a bound: it would again."""
 
 
 class GrammarPool:
     """As many workers as are asked at once. Safe to use from several threads."""
 
-    def __init__(self, texts: Sequence[bytes], eos_token_ids: Sequence[int]) -> None:
-        self._vocabulary = frames.frame(frames.Vocabulary(list(texts), list(eos_token_ids)))
+    def __init__(
+        self,
+        texts: Sequence[bytes],
+        eos_token_ids: Sequence[int],
+        bounds: frames.Bounds | None = None,
+    ) -> None:
+        """texts: what each token writes; nothing for special ones."""
+        self._bounds = bounds or frames.Bounds()
+        self._setup = frames.frame(frames.Setup(list(texts), list(eos_token_ids), self._bounds))
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
 
     def start_one(self) -> None:
         """Have a worker that gets ready while the caller does other things."""
-        worker = _Worker(self._vocabulary)
+        worker = _Worker(self._setup)
         with self._lock:
             self._idle.append(worker)
 
@@ -50,13 +51,14 @@ class GrammarPool:
             worker = self._take()
         answer = worker.receive(time.monotonic() + MAX_WAIT_S)
         if answer is None:
-            raise GrammarTooCostly(worker.last_words())
+            raise GrammarTooCostly(self._why(worker.ran_out_of_time()))
         if isinstance(answer, frames.Refused):
             if answer.is_spent:
                 worker.kill()
-                raise GrammarTooCostly(OUT_OF_MEMORY)
+                raise GrammarTooCostly(self._why(is_time=False))
             self._give_back(worker)
-            raise GrammarError(answer.error)
+            kind = GrammarTooCostly if answer.is_costly else GrammarError
+            raise kind(answer.error)
         self._give_back(worker)
         return answer.data
 
@@ -67,11 +69,19 @@ class GrammarPool:
         for worker in idle:
             worker.kill()
 
+    def _why(self, is_time: bool) -> str:
+        if is_time:
+            return f"the grammar took over {self._bounds.max_compile_s} s to compile; simplify it"
+        return (
+            f"the grammar takes more than {self._bounds.max_memory_bytes >> 20} MiB to compile; "
+            "make it simpler"
+        )
+
     def _take(self) -> "_Worker":
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return _Worker(self._vocabulary)
+        return _Worker(self._setup)
 
     def _give_back(self, worker: "_Worker") -> None:
         with self._lock:
@@ -81,7 +91,7 @@ class GrammarPool:
 class _Worker:
     """One process, from its start to its end. It ends by itself when its stdin is closed."""
 
-    def __init__(self, vocabulary: bytes) -> None:
+    def __init__(self, setup: bytes) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "zipage_lang.runtime.grammar_worker"],
             stdin=subprocess.PIPE,
@@ -92,7 +102,7 @@ class _Worker:
         )
         self._end = weakref.finalize(self, _kill, self._process)
         self._has_run_out_of_time = False
-        self.send(vocabulary)
+        self.send(setup)
 
     def send(self, data: bytes) -> bool:
         """False when the process has ended."""
@@ -113,15 +123,14 @@ class _Worker:
     def kill(self) -> None:
         self._end()
 
-    def last_words(self) -> str:
-        """Why it gave no answer."""
+    def ran_out_of_time(self) -> bool:
+        """Whether that is why it gave no answer; otherwise it was memory, whatever its last act."""
         if self._has_run_out_of_time:
-            return TOO_LONG
+            return True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)  # its pipe closes a little before its exit code is there
         self.kill()
-        was_time = self._process.returncode == -signal.SIGXCPU
-        return TOO_LONG if was_time else OUT_OF_MEMORY
+        return self._process.returncode == -signal.SIGXCPU
 
     def _read(self, num_bytes: int, deadline: float) -> bytes | None:
         assert self._process.stdout is not None

@@ -14,33 +14,28 @@ from zipage_lang.runtime import grammar_frames as frames
 from zipage_lang.runtime.grammar import (
     GrammarCompiler,
     GrammarError,
+    GrammarTooCostly,
     compiled_data,
     try_out,
 )
 from zipage_lang.runtime.light_xgrammar import load_xgrammar_light
 
-MAX_MEMORY_BYTES = 2**30  # of address space, on top of what the worker has when it is ready
-MAX_COMPILE_S = 10  # CPU time of one grammar
-MAX_DATA_BYTES = 128 * 2**20  # of one compiled grammar, as it is sent
 NICENESS = 10  # an engine that runs on the same CPUs goes first
-OUT_OF_MEMORY = (
-    f"the grammar takes more than {MAX_MEMORY_BYTES >> 20} MiB to compile; make it simpler"
-)
 
 
 def main() -> int:
     """Serve until the engine closes the pipe."""
     inbox, outbox = _claim_pipes()
     os.nice(NICENESS)
-    first = _read(inbox)
-    if not isinstance(first, frames.Vocabulary):
+    setup = _read(inbox)
+    if not isinstance(setup, frames.Setup):
         return 1
     load_xgrammar_light()
-    compiler = GrammarCompiler(first.texts, first.eos_token_ids)
-    _bound_memory()
+    compiler = GrammarCompiler(setup.texts, setup.eos_token_ids)
+    _bound_memory(setup.bounds.max_memory_bytes)
     while isinstance(message := _read(inbox), frames.Compile):
-        _bound_time()
-        answer = _answer(compiler, message)
+        _bound_time(setup.bounds.max_compile_s)
+        answer = _answer(compiler, message, setup.bounds.max_data_bytes)
         outbox.write(frames.frame(answer))
         outbox.flush()
         if isinstance(answer, frames.Refused) and answer.is_spent:
@@ -48,19 +43,23 @@ def main() -> int:
     return 0
 
 
-def _answer(compiler: GrammarCompiler, message: frames.Compile) -> frames.FromWorker:
+def _answer(
+    compiler: GrammarCompiler, message: frames.Compile, max_data_bytes: int
+) -> frames.FromWorker:
     try:
         compiled = compiler.compile(message.source)
         try_out(compiled, message.source.kind)
         data = compiled_data(compiled)
     except GrammarError as error:
-        return frames.Refused(str(error), is_spent="bad_alloc" in str(error))
-    except MemoryError:
-        return frames.Refused(OUT_OF_MEMORY, is_spent=True)
-    if len(data) > MAX_DATA_BYTES:
+        is_costly = isinstance(error, GrammarTooCostly)
+        return frames.Refused(str(error), is_costly, is_spent="bad_alloc" in str(error))
+    except MemoryError as error:
+        return frames.Refused(repr(error), is_spent=True)
+    if len(data) > max_data_bytes:
         return frames.Refused(
             f"the {message.source.kind} takes {len(data) >> 20} MiB when compiled; at most "
-            f"{MAX_DATA_BYTES >> 20} are allowed: make it simpler"
+            f"{max_data_bytes >> 20} are allowed: make it simpler",
+            is_costly=True,
         )
     return frames.Compiled(data)
 
@@ -82,19 +81,19 @@ def _read(inbox: BinaryIO) -> frames.ToWorker | None:
     return frames.decode_for_worker(inbox.read(int.from_bytes(head, "little")))
 
 
-def _bound_memory() -> None:
+def _bound_memory(max_bytes: int) -> None:
     if sys.platform != "linux":  # elsewhere the kernel keeps no such limit; time is bounded anyway
         return
     with open("/proc/self/statm", encoding="ascii") as statm:
         size = int(statm.read().split()[0]) * resource.getpagesize()
-    limit = size + MAX_MEMORY_BYTES
+    limit = size + max_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _bound_time() -> None:
+def _bound_time(max_s: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = int(used.ru_utime + used.ru_stime) + 1 + MAX_COMPILE_S
+    limit = int(used.ru_utime + used.ru_stime) + 1 + max_s
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
 

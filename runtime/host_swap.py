@@ -189,7 +189,7 @@ class StagedHostSwap:
         """
         for piece, part in self._in_pieces(swaps):
             block_ids, lines = self._block_ids(part), piece.lines[: len(part)]
-            packed = self._steps.run(
+            packed = piece.free = self._steps.run(
                 partial(self._backend.pack_blocks, self._pools, block_ids, lines), [piece.free]
             )
             piece.free = self._outward.run(partial(self._lines_out, part, lines), [packed])
@@ -200,7 +200,7 @@ class StagedHostSwap:
         for piece, part in self._in_pieces(swaps):
             block_ids, lines = self._block_ids(part), piece.lines[: len(part)]
             filled = {id(mark): mark for mark in (self._written[s.host_id] for s in part)}
-            loaded = self._inward.run(
+            loaded = piece.free = self._inward.run(
                 partial(self._lines_in, part, lines), [piece.free, *filled.values()]
             )
             piece.free = self._steps.run(

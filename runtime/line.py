@@ -10,6 +10,10 @@ NO_MESSAGE = b""  # stands for what was no single frame; decoding it fails, so i
 MAX_QUEUED = 64  # messages that wait in memory here; the rest waits at the sender
 
 
+class LineBrokenError(Exception):
+    """The client is out of reach for good, and no other can come."""
+
+
 class Line(Protocol):
     """Bytes in, bytes out; one message at a time, in order."""
 
@@ -18,7 +22,7 @@ class Line(Protocol):
         ...
 
     def receive(self) -> bytes | None:
-        """The next message; None when none waits now."""
+        """The next message; None when none waits now. Raises LineBrokenError."""
         ...
 
     def send(self, data: bytes) -> None:

@@ -5,7 +5,7 @@ Knows nothing of what the messages mean.
 
 import zmq
 
-from zipage_lang.runtime.line import MAX_QUEUED, NO_MESSAGE
+from zipage_lang.runtime.line import MAX_QUEUED, NO_MESSAGE, LineBrokenError
 from zipage_lang.runtime.messages import MAX_MESSAGE_BYTES
 
 LINGER_MS = 1000
@@ -16,6 +16,9 @@ class ParentLine:
 
     A parent that reads nothing for long blocks `send` once the queues are full: the engine waits
     with it. Whoever outlives its parent is ended by `orphan.end_with_parent`, in `send` too.
+
+    A message that is too long cuts the connection at its header. It can't be made again, as the
+    folder is gone by then, so the engine has to end: nobody would hear of it otherwise.
     """
 
     def __init__(self, folder: str) -> None:
@@ -25,6 +28,7 @@ class ParentLine:
         self._inbox.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._inbox.setsockopt(zmq.RCVHWM, MAX_QUEUED)
         self._outbox.setsockopt(zmq.LINGER, LINGER_MS)
+        self._cuts = self._inbox.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._inbox.connect(f"ipc://{folder}/to_engine")
         self._outbox.connect(f"ipc://{folder}/to_client")
 
@@ -35,6 +39,10 @@ class ParentLine:
         try:
             frames = self._inbox.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
+            if self._cuts.poll(0):
+                raise LineBrokenError(
+                    f"its connection broke: a message of over {MAX_MESSAGE_BYTES} bytes, or its end"
+                ) from None
             return None
         return frames[0] if len(frames) == 1 else NO_MESSAGE
 
@@ -47,5 +55,6 @@ class ParentLine:
 
     def close(self) -> None:
         self._inbox.close(0)
+        self._cuts.close(0)
         self._outbox.close()
         self._context.term()

@@ -20,6 +20,9 @@ from zipage_lang.runtime.think_params import ThinkParams
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 1024
+MAX_STOPS = 10_000
+MAX_STOP_CHARACTERS = 64 * 1024  # of all stop strings: each takes a place in an automaton
+MAX_TOKENS_NAMED = 1024  # stop tokens, or biased ones: looked through or sent at each step
 MAX_INT = 2**31 - 1
 
 
@@ -151,11 +154,16 @@ class SamplingParams:
     def _check_stops(self) -> None:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
         if not isinstance(stops, (list, tuple)) or not all(isinstance(s, str) for s in stops):
-            raise ValueError(f"stop={self.stop!r} must be a string or a list of strings")
+            raise ValueError(f"stop={self.stop!r:.80} must be a string or a list of strings")
         if not isinstance(self.stop, str) and "" in stops:
             raise ValueError("stop contains an empty string, which would match at once; remove it")
+        _at_most("stop has {} strings", len(stops), MAX_STOPS)
+        _at_most("stop has {} characters in all", sum(map(len, stops)), MAX_STOP_CHARACTERS)
         if not isinstance(self.stop_token_ids, (list, tuple)):
-            raise ValueError(f"stop_token_ids={self.stop_token_ids!r} must be a list of token ids")
+            raise ValueError(
+                f"stop_token_ids={self.stop_token_ids!r:.80} must be a list of token ids"
+            )
+        _at_most("stop_token_ids has {} tokens", len(self.stop_token_ids), MAX_TOKENS_NAMED)
         for token_id in self.stop_token_ids:
             _whole("stop_token_ids", token_id, 0)
 
@@ -186,7 +194,8 @@ class SamplingParams:
         if self.logit_bias is None:
             return
         if not isinstance(self.logit_bias, dict):
-            raise ValueError(f"logit_bias={self.logit_bias!r} must map token ids to numbers")
+            raise ValueError(f"logit_bias={self.logit_bias!r:.80} must map token ids to numbers")
+        _at_most("logit_bias has {} tokens", len(self.logit_bias), MAX_TOKENS_NAMED)
         for token_id, bias in self.logit_bias.items():
             _whole("logit_bias token id", token_id, 0)
             _real(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
@@ -200,6 +209,11 @@ def _whole(name: str, value: Any, low: int, high: int | None = None) -> None:
         is_open = high is None and value < low
         bound = f"at least {low}" if is_open else f"from {low} to {high or MAX_INT}"
         raise ValueError(f"{name}={value} must be {bound}")
+
+
+def _at_most(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise ValueError(f"{what.format(count)}; at most {most} are allowed: give fewer")
 
 
 def _real(name: str, value: Any, low: float, high: float) -> None:

@@ -111,6 +111,9 @@ class ServerConfig:
         _check_choice("tool_format", self.tool_format, get_args(ToolFormat))
         _check_choice("log_format", self.log_format, get_args(LogFormat))
 
+    def __repr__(self) -> str:
+        return f"ServerConfig({self.told})"
+
     @property
     def told(self) -> dict[str, Any]:
         """All settings, but of the keys only how many there are."""

@@ -8,10 +8,18 @@ Knows nothing of what the helpers do.
 import logging
 import os
 import pathlib
+import re
 import sys
 import types
 
 import pytest
+
+MEASURED = re.compile(
+    r"tests/(radix_cache/test_(?!state_machine)|floods/test_fair_share|runtime/test_messages"
+    r"|runtime/test_scheduler_simulation\.py::test_(?!laws_hold|smallest_pool)"
+    r"|runtime/test_(scheduler|sampling_params|step_plan|snapshot)\.py|strict/test_strict_scheduler"
+    r"|memory/test_(chunk_cuts|failed_rows|step_budget))"
+)
 
 _support = types.ModuleType("test_support")
 _support.__path__ = [str(pathlib.Path(__file__).parent / "support")]
@@ -38,6 +46,17 @@ def pytest_configure() -> None:
 
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --cov only the tests that MEASURED names are watched: it makes them three times slower.
+
+    They are those of the deciding rooms but for the long random loads, which reach no more.
+    """
+    if config.pluginmanager.hasplugin("_cov"):
+        for item in items:
+            if not MEASURED.match(item.nodeid):
+                item.add_marker(pytest.mark.no_cover)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -61,7 +61,7 @@ class HttpClient:
         """
         try:
             async with self._client.stream("POST", path, json=dict(body)) as response:
-                if response.is_error:
+                if not response.is_success:
                     await response.aread()
                     raise _error_of(response)
                 async for data in _data_lines(response):
@@ -91,7 +91,7 @@ class HttpClient:
 
 def _object_of(response: httpx2.Response) -> dict[str, Any]:
     """The answer's JSON object; an answer without content is an empty one."""
-    if response.is_error:
+    if not response.is_success:
         raise _error_of(response)
     if not response.content:
         return {}
@@ -155,8 +155,8 @@ def _error(message: str, status: int | None) -> Exception:
 
 def _message_of(body: Any) -> str:
     error = body.get("error", body) if isinstance(body, dict) else body
-    message = error.get("message", error) if isinstance(error, dict) else error
-    return str(message)
+    message = error.get("message") or error if isinstance(error, dict) else error
+    return str(message) or "the server gave no reason"
 
 
 def _unreachable(url: str, error: Exception) -> ServerError:

@@ -14,6 +14,7 @@ SHOWN = {  # files of the root that have a page which shows them
     "](../BENCHMARKS.md": "](benchmarks.md",
     "](../QUALITY.md": "](quality.md",
     "](../README.md": "](index.md",
+    "](../SECURITY.md": "](security.md",
 }
 
 

@@ -28,18 +28,20 @@ def agreeing_sizes(
 
     Args:
         product: what is to be cut.
-        probes: one row of each argument, [1, ..]; see `cancelling`.
+        probes: rows of each argument, [num_probes, ..], tried one by one; see `cancelling`.
         candidates: sizes to try beside the base.
         bases: the first that treats all its places alike is what the others must agree with.
     """
-    base = 1
+    lone = [[argument[i : i + 1] for argument in probes] for i in range(len(probes[0]))]
+    base, agreeing = 1, {1}
     for base in bases:
-        rows = product(*_repeated(probes, base))
-        if _all_equal(rows, rows[0]):
+        found = [product(*_repeated(probe, base)) for probe in lone]
+        agreeing = {base}
+        if all(_all_equal(rows, rows[0]) for rows in found):
             break
-    agreeing = {base}
     for size in candidates:
-        if _all_equal(product(*_repeated(probes, size)), rows[0]):
+        pairs = zip(lone, found, strict=True)
+        if all(_all_equal(product(*_repeated(probe, size)), rows[0]) for probe, rows in pairs):
             agreeing.add(size)
     return tuple(sorted(agreeing))
 
@@ -85,7 +87,7 @@ def cancelling(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     right[..., pairs[1], :] = -right[..., pairs[0], :]
     is_paired = torch.zeros(size, dtype=torch.bool)
     is_paired[pairs] = True
-    left[..., ~is_paired] = 0.0
+    left[..., ~is_paired] *= 2.0**-18
     return left.to(first.device), right.to(second.device)
 
 

@@ -135,18 +135,29 @@ def draw_rows(logits: Tensor, rows: Tensor, settings: RowSettings, max_top_k: in
         int64 [2, num_lines]: token ids, and 1 where the line's logits hold NaN or +inf or nothing
         but -inf, else 0; such a line's token is arbitrary.
     """
+    drawn = pick_tokens(logits, rows, settings, max_top_k)
+    move_rows_on(rows, drawn[0], settings)
+    return drawn
+
+
+def pick_tokens(logits: Tensor, rows: Tensor, settings: RowSettings, max_top_k: int) -> Tensor:
+    """What `draw_rows` returns; moves nothing on."""
     logits = logits.float()  # [num_lines, vocab_size]
     best, token_ids = logits.max(-1)  # [num_lines] each
     lines = RowSettings(*(setting[rows.clamp(min=0)] for setting in settings))  # [num_lines] each
     is_random = (lines.temperature > 0) & (rows >= 0)  # [num_lines]
     if is_random.any():
         _draw_random(logits, lines, is_random, max_top_k, token_ids)
+    return torch.stack((token_ids, (~best.isfinite()).long()))
+
+
+def move_rows_on(rows: Tensor, token_ids: Tensor, settings: RowSettings) -> None:
+    """Each row but negative ones has drawn its token: all rows move on, or none with an error."""
     is_real = rows >= 0
-    drawn = torch.stack((token_ids, (~best.isfinite()).long()))  # [2, num_lines]
-    # Rows move on when nothing can be refused memory any more.
-    settings.last_token_ids[rows[is_real]] = token_ids[is_real]
-    settings.num_generated[rows[is_real]] += 1
-    return drawn
+    rows, token_ids = rows[is_real], token_ids[is_real]
+    counts = settings.num_generated[rows] + 1
+    settings.last_token_ids.index_copy_(0, rows, token_ids)
+    settings.num_generated.index_copy_(0, rows, counts)
 
 
 def score_tokens(

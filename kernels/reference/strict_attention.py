@@ -17,10 +17,16 @@ from torch import Tensor
 
 from zipage_lang.kernels.backend import AttentionBatch
 from zipage_lang.kernels.reference import exact
-from zipage_lang.kernels.reference.same_bits import agreeing_sizes, cancelling, in_sizes
+from zipage_lang.kernels.reference.same_bits import (
+    Product,
+    agreeing_sizes,
+    cancelling,
+    in_sizes,
+)
 
 TILE = 64  # slots per product
 QUERY_ROWS = (1, 2, 4, 8, 16, 32, 64)  # of one product: query tokens times query heads per KV head
+NUM_PROBES = 4  # rows by which shapes are told apart, of TILE or head_dim elements each
 ITEM_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)  # products of one batch
 MAX_LINES = 2048  # rows of scores and of keys, over all tiles, worked on at a time: fit a cache
 
@@ -124,16 +130,17 @@ class _Shapes:
     """The two products of attention over tiles, in shapes that agree for one head size."""
 
     def __init__(self, head_dim: int) -> None:
-        query, keys = cancelling(torch.empty(1, head_dim), torch.empty(head_dim, TILE))
-        weight, values = cancelling(torch.empty(1, TILE), torch.empty(TILE, head_dim))
+        queries, keys = cancelling(torch.empty(NUM_PROBES, head_dim), torch.empty(head_dim, TILE))
+        weights, values = cancelling(torch.empty(NUM_PROBES, TILE), torch.empty(TILE, head_dim))
         keys = keys.T.contiguous()
-        both = _agreeing_rows(_times_keys, query, keys) & _agreeing_rows(_times, weight, values)
+        both = _agreeing_rows(_times_keys, queries, keys) & _agreeing_rows(_times, weights, values)
+        assert both, f"no number of query rows suits both products of head size {head_dim}"
         self.row_counts = tuple(sorted(both))
         self._counts = {}
         for count in self.row_counts:
             self._counts[count] = (
-                _agreeing_items(_times_keys, query.repeat(count, 1), keys),
-                _agreeing_items(_times, weight.repeat(count, 1), values),
+                _agreeing_items(_times_keys, queries[:1].expand(count, -1), keys),
+                _agreeing_items(_times, weights[:1].expand(count, -1), values),
             )
 
     def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -251,12 +258,12 @@ def _times(weights: Tensor, values: Tensor) -> Tensor:
     return torch.bmm(weights, values)
 
 
-def _agreeing_rows(product: object, row: Tensor, other: Tensor) -> set[int]:
+def _agreeing_rows(product: Product, probes: Tensor, other: Tensor) -> set[int]:
     def of_rows(rows: Tensor) -> Tensor:
         return product(rows[None], other[None])[0]
 
-    return set(agreeing_sizes(of_rows, [row], QUERY_ROWS))
+    return set(agreeing_sizes(of_rows, [probes], QUERY_ROWS))
 
 
-def _agreeing_items(product: object, first: Tensor, second: Tensor) -> tuple[int, ...]:
+def _agreeing_items(product: Product, first: Tensor, second: Tensor) -> tuple[int, ...]:
     return agreeing_sizes(product, [first[None], second[None]], ITEM_COUNTS, bases=(1,))

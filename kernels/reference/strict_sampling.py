@@ -12,11 +12,13 @@ from zipage_lang.kernels.reference import sampling
 
 def draw_rows(logits: Tensor, rows: Tensor, settings: RowSettings, max_top_k: int) -> Tensor:
     """As `sampling.draw_rows`: int64 [2, num_lines], token ids and whether the logits are bad."""
-    drawn = [
-        sampling.draw_rows(line.clone(), row, settings, max_top_k)
+    lines = [
+        sampling.pick_tokens(line.clone(), row, settings, max_top_k)
         for line, row in zip(logits.split(1), rows.split(1), strict=True)
     ]
-    return torch.cat(drawn, dim=1)
+    drawn = torch.cat(lines, dim=1)  # [2, num_lines]
+    sampling.move_rows_on(rows, drawn[0], settings)
+    return drawn
 
 
 def score_tokens(

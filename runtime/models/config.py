@@ -38,9 +38,8 @@ class ArchConfig:
     bos_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
+        for name, most in _COUNTS.items():
             value = getattr(self, name)
-            most = MAX_POSITION if name == "max_position" else MAX_COUNT
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r:.80} must be a whole number, at least 1")
             if value > most:
@@ -56,16 +55,16 @@ class ArchConfig:
             raise ValueError(f"head_dim={self.head_dim} must be even for rotary embeddings")
 
 
-_COUNTS = (
-    "vocab_size",
-    "hidden_size",
-    "num_layers",
-    "num_q_heads",
-    "num_kv_heads",
-    "head_dim",
-    "intermediate_size",
-    "max_position",
-)
+_COUNTS = {  # and the most of each: far beyond any model, and refused before it is allocated
+    "vocab_size": 2**24,
+    "hidden_size": 2**18,
+    "num_layers": 2**12,
+    "num_q_heads": 2**14,
+    "num_kv_heads": 2**14,
+    "head_dim": 2**14,
+    "intermediate_size": 2**21,
+    "max_position": MAX_POSITION,
+}
 _ROPE_NUMBERS = {
     "factor",
     "low_freq_factor",

@@ -22,6 +22,12 @@ _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_AXES = 4  # the format's own bound
 _MAX_ARRAY_LEN = 2**20  # numbers; a longer one is skipped as strings are
+# What no model's header comes near. A Python object takes many times the bytes it is made of, so
+# that a header fits into its file bounds nothing.
+_MAX_PAIRS, _MAX_TENSORS = 2**16, 2**20
+_MAX_NUMBERS = 2**22  # of all arrays together
+_MAX_STRINGS = 2**24  # of one array: tokens of a vocabulary
+_MAX_TEXT_BYTES = 2**24
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {
     0: "B",
@@ -122,6 +128,7 @@ class _Cursor:
 
     def __init__(self, data: memoryview) -> None:
         self.data, self.at = data, 0
+        self._num_numbers = 0
 
     def skip(self, num_bytes: int) -> int:
         """Move on; returns where the skipped bytes start."""
@@ -139,6 +146,7 @@ class _Cursor:
 
     def text(self) -> str:
         length = self.number("Q")
+        _check_at_most("bytes in a text", length, _MAX_TEXT_BYTES)
         start = self.skip(length)
         return bytes(self.data[start : start + length]).decode("utf-8")
 
@@ -158,9 +166,12 @@ class _Cursor:
             start = self.skip(count * struct.calcsize("<" + _NUMBERS[kind]))
             if count > _MAX_ARRAY_LEN:
                 return None
+            self._num_numbers += count
+            _check_at_most("numbers in arrays", self._num_numbers, _MAX_NUMBERS)
             return list(struct.unpack_from(f"<{count}{_NUMBERS[kind]}", self.data, start))
         if kind != _STRING:
             raise ValueError(f"unknown array type {kind} at byte {self.at}")
+        _check_at_most("strings in an array", count, _MAX_STRINGS)
         self.require(count, 8)
         for _ in range(count):
             self.skip(self.number("Q"))
@@ -171,6 +182,7 @@ class _Cursor:
         kind, count = self.number("I"), self.number("Q")
         if kind != _STRING:
             raise ValueError(f"array type {kind} at byte {self.at}, where strings are wanted")
+        _check_at_most("strings in an array", count, _MAX_STRINGS)
         self.require(count, 8)
         return [self.text() for _ in range(count)]
 
@@ -178,6 +190,12 @@ class _Cursor:
         """`count` entries of at least `least_bytes` each must still fit."""
         if count * least_bytes > len(self.data) - self.at:
             raise ValueError(f"it has no room for the {count} entries announced at byte {self.at}")
+
+
+def _check_at_most(what: str, count: int, most: int) -> None:
+    """Raises ValueError for a count that no model's file has."""
+    if count > most:
+        raise ValueError(f"it announces {count} {what}, more than {most}")
 
 
 def _read_header(data: memoryview) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
@@ -188,6 +206,8 @@ def _read_header(data: memoryview) -> tuple[dict[str, Any], dict[str, GgufTensor
     if version not in _VERSIONS:
         raise ValueError(f"version {version} is not one of {_VERSIONS}")
     num_tensors, num_pairs = cursor.number("Q"), cursor.number("Q")
+    _check_at_most("metadata pairs", num_pairs, _MAX_PAIRS)
+    _check_at_most("tensors", num_tensors, _MAX_TENSORS)
     cursor.require(num_pairs, 13)
     metadata = dict(_read_pair(cursor) for _ in range(num_pairs))
     cursor.require(num_tensors, 24)

@@ -98,6 +98,8 @@ def assert_everything_is_home(engine) -> None:
     assert found == wanted
     assert stats["num_free_query_slots"] == engine.limits.num_query_slots
     assert stats["num_free_host_blocks"] == engine.limits.num_host_blocks
+    left = {name: size for name, size in engine.table_sizes().items() if size}
+    assert not left, "tables that nobody needs any more have entries"
 
 
 def probe(driver, round_name: str) -> dict[str, list[int]]:

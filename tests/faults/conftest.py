@@ -29,7 +29,7 @@ LIMIT_S = 90  # for anything to happen, on a machine that has much else to do
 REASONER = {
     "model": "zipage-tiny-reasoner",
     "num_threads": 1,
-    "kv_cache_memory": 0.02,
+    "kv_cache_memory": 0.1,
     "swap_space": 0.01,
 }
 

@@ -1,12 +1,16 @@
 """Stop strings in a text that comes in pieces. Knows nothing of tokens or engines."""
 
+import gc
 import itertools
+import weakref
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_support.op_count import num_bytes, num_calls
 
-from zipage_lang.frontend.stop_strings import StopMatcher
+from zipage_lang.frontend.stop_strings import SMALL, StopAutomaton, StopMatcher
+from zipage_lang.runtime.sampling_params import SamplingParams
 
 SMALL_TEXT = st.text(alphabet="ab", max_size=30)
 STOPS = st.lists(
@@ -112,3 +116,71 @@ def test_the_cost_of_a_character_does_not_grow_with_the_number_of_stop_strings()
     finally:
         del matcher._automaton.step
     assert calls == len("<stop <stop number 7 x" * 20)
+
+
+MANY = [f"<{number * 7919 % 10_000:04d}>" for number in range(10_000)]
+
+
+@pytest.mark.parametrize("count", [1_000, 10_000])
+def test_a_character_costs_about_the_same_with_one_stop_string_and_thousands(count):
+    text = "a <12 b <1234< c <<99" * 40
+    costs = []
+    for stops in (("<12345>",), tuple(MANY[:count])):
+        matcher = StopMatcher(stops)
+        costs.append(num_calls(lambda m=matcher: m.feed(text, 1)))
+        assert matcher.matched is None
+    assert costs[1] <= 1.5 * costs[0], costs
+
+
+def test_the_one_of_ten_thousand_that_comes_is_found_and_cut():
+    assert shown_pieces([*"so <00", *"01> more"], MANY)[1] == "<0001>"
+    assert "".join(shown_pieces([*"so <0001> more"], MANY)[0]) == "so "
+
+
+def test_making_an_automaton_takes_time_and_memory_in_proportion():
+    def repeated(length):
+        return ("a" * length + "b",)  # each fallback is one shorter: the worst for naive links
+
+    costs = [num_calls(lambda n=n: StopAutomaton(repeated(n))) for n in (2_000, 20_000)]
+    assert costs[1] <= 10.5 * costs[0], costs
+    assert num_bytes(lambda: StopAutomaton(repeated(20_000))) <= 20_000 * 250
+
+
+def test_a_long_run_of_what_almost_matches_costs_in_proportion():
+    costs = []
+    for length in (1_000, 10_000):
+        matcher = StopMatcher(("a" * 500 + "b",))
+        costs.append(num_calls(lambda m=matcher, n=length: m.feed("a" * n, 1)))
+    assert costs[1] <= 11 * costs[0], costs
+
+
+def test_large_automata_are_shared_while_in_use_and_forgotten_after():
+    stops = ("x" * (SMALL + 1),)
+    first, second = StopMatcher(stops), StopMatcher(tuple(stops))
+    assert first._automaton is second._automaton
+    gone = weakref.ref(first._automaton)
+    del first, second
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"stop": ["a"] * 10_001}, "stop has 10001 strings; at most 10000"),
+        ({"stop": "a" * 100_000}, "stop has 100000 characters in all; at most 65536"),
+        ({"stop": ["ab" * 1000] * 40}, "stop has 80000 characters in all"),
+        ({"stop": [1] * 100_000}, "stop=.{1,90} must be a string"),
+        ({"stop_token_ids": list(range(1025))}, "stop_token_ids has 1025 tokens; at most 1024"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias has 1025 tokens"),
+    ],
+)
+def test_more_stops_than_could_be_looked_for_in_time_are_refused(fields, told):
+    with pytest.raises(ValueError, match=told):
+        SamplingParams(**fields)
+
+
+def test_as_many_stops_as_are_allowed_are_taken():
+    params = SamplingParams(stop=MANY, stop_token_ids=list(range(1024)))
+    assert len(params.stop_strings) == 10_000
+    SamplingParams(stop="a" * 65_536)

@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 CORPUS = HERE / "corpus"
 MAX_KEPT_BYTES = 512  # of one corpus input; the larger ones guide the run and are dropped
 MAX_INPUT_BYTES = 4096
+BROKE = "broke-"  # leads the names of inputs that once broke their target; they stay for good
 MAX_RSS_MB = 3000
 MAX_UNIT_S = 20
 
@@ -52,9 +53,9 @@ def corpus_of(name: str) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def keep(name: str, data: bytes) -> Path:
+def keep(name: str, data: bytes, prefix: str = "") -> Path:
     """Put an input into the target's corpus, named by its content."""
-    path = CORPUS / name / hashlib.sha256(data).hexdigest()[:16]
+    path = CORPUS / name / (prefix + hashlib.sha256(data).hexdigest()[:16])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return path
@@ -83,13 +84,21 @@ def fuzz_guided(name: str, seconds: int) -> int:
         run = [f"-max_total_time={seconds}", str(grown), str(CORPUS / name)]
         code = _child(again, [*limits, *run])
         for path in broken.iterdir():
-            print(f"{name}: {path.name} breaks it, kept as {keep(name, path.read_bytes())}")
+            kept = keep(name, path.read_bytes(), BROKE)
+            print(f"{name}: {path.name} breaks it, kept as {kept}")
         if code == 0:
             merge = ["-merge=1", f"-max_len={MAX_KEPT_BYTES}", str(merged), str(CORPUS / name)]
             _child(again, [*limits, *merge, str(grown)])
-            for path in merged.iterdir():
-                keep(name, path.read_bytes())
+            _replace(name, [path.read_bytes() for path in merged.iterdir()])
         return code
+
+
+def _replace(name: str, inputs: list[bytes]) -> None:
+    """These inputs in place of the corpus, but for those that once broke the target."""
+    kept = {keep(name, data) for data in inputs}
+    for path in corpus_of(name):
+        if kept and path not in kept and not path.name.startswith(BROKE):
+            path.unlink()
 
 
 def _program(name: str, folder: Path) -> Path:
@@ -133,7 +142,7 @@ def fuzz_by_hypothesis(name: str, seconds: int) -> int:
         try:
             attempt()
         except BaseException:
-            print(f"{name}: an input breaks it, kept as {keep(name, last)}")
+            print(f"{name}: an input breaks it, kept as {keep(name, last, BROKE)}")
             raise
     return 0
 

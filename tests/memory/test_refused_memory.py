@@ -54,7 +54,7 @@ numbers = st.one_of(st.integers(0, 60), st.integers(0, 400))
 counts = st.sampled_from([1, 2, 3, 5, 20, 100, 10**6])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(step=steps, first=numbers)
 def test_one_refusal_at_any_allocation_of_any_step_costs_nothing(runs, expected, step, first):
     run = runs.run({step: Refusals(numbers=lambda number: number == first)})
@@ -62,17 +62,36 @@ def test_one_refusal_at_any_allocation_of_any_step_costs_nothing(runs, expected,
     check(run, expected)
 
 
-@settings(max_examples=30, deadline=None)
-@given(bursts=st.lists(st.tuples(steps, numbers, counts), min_size=1, max_size=4))
-def test_any_burst_of_refusals_ends_few_and_changes_nobody(runs, expected, bursts):
-    refused = {
+bursts = st.lists(st.tuples(steps, numbers, counts), min_size=1, max_size=4)
+
+
+def refused_in(bursts):
+    return {
         step: Refusals(numbers=range(first, first + count).__contains__)
         for step, first, count in bursts
     }
-    check(runs.run(refused), expected)
 
 
 @settings(max_examples=20, deadline=None)
+@given(bursts=bursts)
+def test_any_burst_of_refusals_ends_few_and_changes_nobody(runs, expected, bursts):
+    check(runs.run(refused_in(bursts)), expected)
+
+
+@settings(max_examples=12, deadline=None)
+@given(bursts=bursts)
+def test_bursts_with_the_next_step_in_flight(overlapped, expected, bursts):
+    check(overlapped.run(refused_in(bursts)), expected)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(bursts=bursts, is_ahead=st.booleans())
+def test_a_thousand_bursts(runs, overlapped, expected, bursts, is_ahead):
+    check((overlapped if is_ahead else runs).run(refused_in(bursts)), expected)
+
+
+@settings(max_examples=12, deadline=None)
 @given(
     start=steps,
     length=st.integers(1, 30),
@@ -80,18 +99,7 @@ def test_any_burst_of_refusals_ends_few_and_changes_nobody(runs, expected, burst
 )
 def test_a_small_card_works_in_smaller_parts(runs, expected, start, length, max_elements):
     refused = {step: Refusals(max_elements=max_elements) for step in range(start, start + length)}
-    run = runs.run(refused)
-    check(run, expected)
-
-
-@settings(max_examples=20, deadline=None)
-@given(bursts=st.lists(st.tuples(steps, numbers, counts), min_size=1, max_size=4))
-def test_bursts_with_the_next_step_in_flight(overlapped, expected, bursts):
-    refused = {
-        step: Refusals(numbers=range(first, first + count).__contains__)
-        for step, first, count in bursts
-    }
-    check(overlapped.run(refused), expected)
+    check(runs.run(refused), expected)
 
 
 def test_without_any_memory_everyone_ends_with_an_error(runs, expected):

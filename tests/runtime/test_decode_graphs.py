@@ -130,6 +130,50 @@ def test_a_bucket_without_memory_for_its_grouped_graph_runs_ungrouped(
     assert replayed(graphs, monkeypatch, 16) == [(16, False, False)]
 
 
+def with_queries(chunks):
+    return [msgspec.structs.replace(chunk, query_slot=chunk.row) for chunk in chunks]
+
+
+def test_a_late_capture_without_memory_is_wanted_no_more(make_graphs, caplog, monkeypatch):
+    """The step is then run by a larger graph, or by none."""
+    graphs = make_graphs(range(1000))
+    replayed(graphs, monkeypatch, 2)
+    monkeypatch.setattr(graphs, "_capture", refuse_capture)
+    for bucket in (4, 8, 16):
+        with pytest.raises(torch.OutOfMemoryError):
+            graphs.run(with_queries(decodes(3)))
+        assert f"[{bucket}]" in caplog.messages[-1]
+    assert not graphs.can_run(with_queries(decodes(3)))
+    assert graphs.can_run(decodes(2))
+
+
+def test_without_memory_a_graph_that_writes_query_rings_serves_steps_that_do_not(
+    make_graphs, caplog, monkeypatch
+):
+    graphs = make_graphs(range(1000))
+    for kind in list(graphs._captured):
+        graphs._captured[kind._replace(has_queries=True)] = graphs._captured.pop(kind)
+    monkeypatch.setattr(graphs, "_capture", refuse_capture)
+    assert replayed(graphs, monkeypatch, 3) == [(4, True, False)]
+    assert replayed(graphs, monkeypatch, 3)[-1][:2] in [(4, True), (4, False)]
+    assert not caplog.messages
+
+
+def test_a_late_grouped_capture_without_memory_runs_ungrouped(make_graphs, caplog, monkeypatch):
+    graphs = make_graphs(range(1000), min_grouped=8)
+    graphs._captured = {kind: it for kind, it in graphs._captured.items() if not kind.is_grouped}
+    replayed(graphs, monkeypatch, 2)
+    monkeypatch.setattr(graphs, "_capture", refuse_capture)
+    with pytest.raises(torch.OutOfMemoryError):
+        graphs.run(decodes(7))
+    assert "read a shared prefix once, of batch sizes [8]" in caplog.text
+    assert replayed(graphs, monkeypatch, 7) == [(8, False, False)]
+
+
+def refuse_capture(*_):
+    raise torch.OutOfMemoryError("no room")
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -128,7 +128,9 @@ def test_without_further_graphs_nothing_is_added_to_what_was_measured(model_fold
 
 def test_out_of_memory_becomes_a_value_error_that_says_what_and_what_to_change():
     with (
-        pytest.raises(ValueError, match=r"model 'x' did not fit the card .*tried 9 GiB.*smaller"),
+        pytest.raises(
+            ValueError, match=r"model 'x' did not fit this machine.*tried 9 GiB.*smaller"
+        ),
         explained_out_of_memory("model 'x'", torch.device("cpu")),
     ):
         raise torch.OutOfMemoryError("tried 9 GiB")

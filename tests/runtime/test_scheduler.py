@@ -11,7 +11,7 @@ from test_support.simulation import Simulation, World
 
 from zipage_lang.runtime.config import SchedulerConfig
 from zipage_lang.runtime.kv_params import KVParams
-from zipage_lang.runtime.messages import Abort, AddRequest
+from zipage_lang.runtime.messages import Abort, AddRequest, Stop
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.step_plan import BlockUpdate, Chunk, decode_plan, encode_plan
 
@@ -523,6 +523,18 @@ def test_stop_cuts_the_tokens_behind_the_stop_string():
     simulation.fork("a", [request("child", [1, 2, *simulation.output("a"), 9, 9], 2)])
     finish(simulation)
     assert simulation.runner.num_computed_tokens - before <= 2 + 1 + 1
+    simulation.check_all_home()
+
+
+@pytest.mark.parametrize("sample", [0, 1, 2])
+def test_a_stop_of_a_sample_that_has_said_nothing_is_not_heard(sample):
+    """A sample that waits for the others' prompt would else end, and be drawn for all the same."""
+    simulation = start(request("a", range(8), 3, n=3), scheduler={"max_step_tokens": 4})
+    simulation.step()
+    simulation.scheduler.stop(Stop(request_id="a", sample_index=sample, num_output_tokens=0))
+    finish(simulation)
+    finals = {key: each.final for key, each in simulation.transcripts.items()}
+    assert {final.finish_reason for final in finals.values()} == {"length"}
     simulation.check_all_home()
 
 

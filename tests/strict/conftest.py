@@ -17,7 +17,9 @@ from zipage_lang.runtime import engine_parts
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.engine import Engine
 from zipage_lang.runtime.kv_cache import KVShape
+from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.messages import AddRequest, Fork, TokenOutput
+from zipage_lang.runtime.sampling_params import SamplingParams
 
 MAX_STEPS = 20_000
 SHAPE = {  # SmolLM2's proportions
@@ -25,7 +27,7 @@ SHAPE = {  # SmolLM2's proportions
     "vocab_size": 199,
     "hidden_size": 72,
     "intermediate_size": 150,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
     "head_dim": 16,
@@ -160,3 +162,46 @@ def alone(make_lab: Callable[..., Lab]) -> Callable[..., Outputs]:
         return labs[key].say([message])
 
     return say
+
+
+@pytest.fixture(scope="session")
+def crowd() -> list[AddRequest]:
+    """Requests of every kind of policy, greedy and seeded in turn, each compacted several times."""
+    policies = ("zipage", "zipage2", "streaming", "random", "tiers", "rkv", "h2o", "zipage")
+    return [
+        AddRequest(
+            request_id=f"c{index}",
+            token_ids=[(7 * index + place) % SHAPE["vocab_size"] for place in range(5 + index)],
+            sampling=SamplingParams(
+                temperature=index % 2, seed=index, max_tokens=40, logprobs=1, ignore_eos=True
+            ),
+            kv=KVParams(mode="fixed", budget=16, interval=8, policy=policy),
+        )
+        for index, policy in enumerate(policies)
+    ]
+
+
+@pytest.fixture(scope="session")
+def crowd_alone(crowd: list[AddRequest], alone: Callable[..., Outputs]) -> Outputs:
+    """What each of the crowd says alone, at block size 4."""
+    said: Outputs = {}
+    for request in crowd:
+        said |= alone(request, block_size=4)
+    return said
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(
+            "cpu",
+            marks=pytest.mark.skipif(
+                torch.cuda.is_available(), reason="kernels are compiled for the card here"
+            ),
+        ),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ]
+)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return torch.device(request.param)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from test_support.fake_runner import CompactionMark, FakeRunner
 from test_support.lone_run import draw_token
-from test_support.simulation import Simulation, World
+from test_support.simulation import Event, Simulation, World
 from test_support.situations import Situations
 
 from zipage_lang.runtime.intake import sample_seed
@@ -142,6 +142,12 @@ class EngineWorld(Simulation):
             assert len(picture.nodes) == min(max_nodes, picture.num_nodes)
             assert len(picture.requests) == min(max_requests, picture.num_requests)
             assert 0 <= picture.resident_len <= picture.logical_len
+
+    def act(self, event: Event) -> None:
+        """Something of a load that was made for any simulation."""
+        with self._watched():
+            event.act(self)
+        self._note_groups([transcript.request for transcript in self.transcripts.values()])
 
     # stepping
 
@@ -284,9 +290,15 @@ class EngineWorld(Simulation):
         queues = (state.running, state.waiting, state.held, state.parting, state.compacting)
         assert not any(len(queue) for queue in queues), f"left behind: {queues}"
         assert not self.scheduler._by_id, f"left behind: {self.scheduler._by_id}"
+        sizes = self.scheduler.table_sizes()
+        assert not any(sizes.values()), f"left behind: {sizes}"
         assert not self.scheduler._in_flight, f"never applied: {self.scheduler._in_flight}"
 
     # watching
+
+    def names(self) -> list[str]:
+        """Everyone that was ever taken in."""
+        return list(dict.fromkeys(name for name, _ in self.transcripts))
 
     def places(self, request_id: str) -> list[str]:
         """Where a request is: see `situations.PLACES`."""

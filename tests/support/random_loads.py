@@ -143,6 +143,7 @@ def _random_request(
         kv=_random_kv(rng, len(prompt)),
         namespace=rng.choice(["", "", "", "other"]),
         priority=rng.choice([0, 0, 0, 1, -1]),
+        group_id=f"group of {name}",
         hold=sampling.n == 1 and rng.random() < 0.3,
     )
 

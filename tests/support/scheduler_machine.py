@@ -38,8 +38,8 @@ RARE_PLACES = (
     "at its line without a query slot",
     "stalled",
 )
-SOMEWHERE = st.sampled_from([*PLACES, *RARE_PLACES, *RARE_PLACES])
-PATIENCE = st.sampled_from([0, 0, 10, 40])  # steps that are made to find someone at a place
+SOMEWHERE = st.sampled_from([*PLACES, *RARE_PLACES * 2, *["compacting into copies"] * 4])
+PATIENCE = st.sampled_from([0, 0, 20, 60])  # steps that are made to find someone at a place
 HOLD = st.sampled_from([False, False, True])
 TOKENS = st.lists(st.integers(0, 2), max_size=5)
 
@@ -85,6 +85,29 @@ def lasting_worlds(draw: st.DrawFn, num_ahead: int) -> EngineSettings:
             evict_interval=3,
             protect=draw(st.sampled_from(["prompt", "none"])),
             policy=draw(st.sampled_from(POLICIES)),
+        ),
+    )
+
+
+@st.composite
+def sharing_worlds(draw: st.DrawFn, num_ahead: int) -> EngineSettings:
+    """Where samples and forks compact what they share, for a long time, into copies."""
+    block_size = draw(st.sampled_from([2, 4]))
+    return EngineSettings(
+        num_blocks=draw(st.sampled_from([60, 100])) // block_size,
+        block_size=block_size,
+        num_host_blocks=draw(st.sampled_from([0, 32])),
+        num_query_slots=draw(st.sampled_from([1, 4])),
+        num_ahead=num_ahead,
+        compacts_late=draw(st.booleans()),
+        compaction_delay=draw(st.sampled_from([3, 8])),
+        scheduler=SchedulerConfig(max_running=6, max_step_tokens=16, growth_reserve=0),
+        compression=CompressionConfig(
+            kv_mode="fixed",
+            kv_budget=draw(st.sampled_from([4, 7])),
+            evict_interval=draw(st.sampled_from([2, 4])),
+            policy=draw(st.sampled_from(POLICIES)),
+            protect="none",
         ),
     )
 
@@ -142,7 +165,7 @@ def compression_configs(num_query_slots: int) -> st.SearchStrategy[CompressionCo
     )
 
 
-KV = st.none() | st.builds(
+KV = st.sampled_from([None, None]) | st.builds(
     KVParams,
     mode=st.sampled_from(["off", "fixed", "fixed", "adaptive", None]),
     budget=st.sampled_from([None, 4, 5, 7]),
@@ -176,6 +199,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     """Counts what all its runs came through in `totals`; a subclass has counts of its own."""
 
     worlds: ClassVar[st.SearchStrategy[EngineSettings]]
+    world_type: ClassVar[type[EngineWorld]]
     totals: ClassVar[Counter[str]]
     num_steps: ClassVar[int]
 
@@ -186,7 +210,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ),
     )
     def begin(self, data: st.DataObject, texts: list[list[int]]) -> None:
-        self.world = EngineWorld(data.draw(self.worlds))
+        self.world = self.world_type(data.draw(self.worlds))
         self.texts = texts
         self.asked: dict[str, AddRequest] = {}
 
@@ -321,7 +345,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     # rules: time
 
     @precondition(lambda self: self.world.has_work)
-    @rule(num_steps=st.integers(1, 24))
+    @rule(num_steps=st.integers(1, 10))
     def run_on(self, num_steps):
         for _ in range(num_steps):
             if self.world.has_work:
@@ -330,11 +354,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.has_work)
     @rule(num_steps=st.integers(1, 3))
     def run_a_little(self, num_steps):
-        self.run_on(num_steps)
-
-    @precondition(lambda self: self.num_live > 4)
-    @rule(num_steps=st.integers(16, 48))
-    def run_far(self, num_steps):
         self.run_on(num_steps)
 
     # the end
@@ -387,28 +406,31 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 def play_machine(
-    num_ahead: int, first_seed: int, num_steps: int, **options: Any
+    num_ahead: int,
+    first_seed: int,
+    num_steps: int,
+    world_type: type[EngineWorld] = EngineWorld,
+    **options: Any,
 ) -> type[SchedulerMachine]:
     """Runs of the machine until they made `num_steps` steps; the seed determines them all.
 
-    A run that breaks a law is shrunk and printed as the rules that lead to it.
+    A run that breaks a law is shrunk and printed as the rules that lead to it. options: for
+    hypothesis.settings.
     """
+    given = {"max_examples": 60, "stateful_step_count": 50, "deadline": None, "database": None}
     settings = hypothesis.settings(
-        max_examples=60,
-        stateful_step_count=50,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        **options,
+        **given | {"suppress_health_check": list(HealthCheck)} | options  # type: ignore[arg-type]
     )
     worlds = st.one_of(
         tight_worlds(num_ahead),
         tight_worlds(num_ahead),
         lasting_worlds(num_ahead),
+        sharing_worlds(num_ahead),
+        sharing_worlds(num_ahead),
         displacing_worlds(num_ahead),
         displacing_worlds(num_ahead),
     )
-    facts = {"worlds": worlds, "totals": Counter(), "num_steps": 0}
+    facts = {"worlds": worlds, "world_type": world_type, "totals": Counter(), "num_steps": 0}
     played = type("Played", (SchedulerMachine,), facts)
     seed = first_seed
     while played.num_steps < num_steps:

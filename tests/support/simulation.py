@@ -25,7 +25,15 @@ from zipage_lang.runtime.request import RequestRefused
 from zipage_lang.runtime.scheduler import Scheduler
 from zipage_lang.runtime.step_plan import StepPlan, StepResult
 
-POLICY_QUERIES = {"zipage": 4, "random": 0, "gkv": 2, "streaming": 0}
+POLICY_QUERIES = {
+    "zipage": 4,
+    "gkv": 2,
+    "random": 0,
+    "streaming": 0,
+    "page": 0,
+    "keydiff": 0,
+    "zipage2": 0,
+}
 WINDOW = 4
 
 

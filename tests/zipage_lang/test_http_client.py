@@ -57,6 +57,21 @@ def test_an_answer_without_content_is_an_empty_object(asked):
     assert asked(post, 204, b"") == {}
 
 
+@pytest.mark.parametrize("status", [301, 302, 307])
+def test_a_redirect_is_an_error_with_its_status_not_an_answer(asked, status):
+    for work in (events, post):
+        with pytest.raises(ServerError) as caught:
+            asked(work, status, b'data: {"text": "a"}\n\ndata: [DONE]\n\n')
+        assert caught.value.status == status
+
+
+@pytest.mark.parametrize("error", [{"message": ""}, {"code": 500}, {"message": None}, "", []])
+def test_an_error_without_a_message_still_says_something(asked, error):
+    with pytest.raises(ServerError) as caught:
+        asked(post, 500, json.dumps({"error": error}).encode())
+    assert str(caught.value).removeprefix("http://server/release: ")
+
+
 @pytest.mark.parametrize("said", [b"{", b"<html>", b'{"error": {"message": "no"}}'])
 def test_an_error_keeps_its_status_whatever_it_says(asked, said):
     with pytest.raises(ServerError) as caught:

@@ -41,7 +41,7 @@ SERVER_GROUPS = (
     FlagGroup(
         heading="Server",
         settings=ServerConfig,
-        environment={"api_keys": "ZIPAGE_API_KEY"},
+        environment={"api_keys": "ZIPAGE_API_KEY", "admin_key": "ZIPAGE_ADMIN_KEY"},
     ),
 )
 

@@ -252,3 +252,21 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(page, start_server):
     page.open(f"{server.url}/dashboard")
     page.wait_for("seen.data !== null")
     assert not page.run("document.getElementById('ask').open")
+
+
+def test_a_name_that_is_html_is_shown_as_text_and_runs_nothing(page, start_server):
+    """By the page, which writes texts, and again by the browser, which runs one script alone."""
+    name = "<img/src=x/onerror=window.stolen=1>"
+    server = start_server(served_model_name=name).wait_ready()
+    page.open(f"{server.url}/dashboard")
+    page.wait_for("seen.data !== null")
+    page.wait_for("document.querySelector('header').textContent.includes('<img/src=x')")
+    assert page.run("document.querySelectorAll('img').length") == 0
+    page.run(
+        "(() => { document.body.insertAdjacentHTML('beforeend', "
+        "'<img src=\\'data:,\\' onerror=\\'window.stolen = 1\\'>');"
+        "const script = document.createElement('script'); script.textContent = 'window.stolen = 2';"
+        "document.body.append(script); })()"
+    )
+    page.watch(0.5)
+    assert page.run("window.stolen === undefined")
