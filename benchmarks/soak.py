@@ -52,6 +52,8 @@ MUST_BE_EMPTY = (
     "table_records",
     "table_client_streams",
 )
+# Follows the clock, not the load: as many as were forgotten within the time of a lease.
+LEASES, LEASE_S, LEASE_SPARE_S = "table_held_leases", 600.0, 60.0
 MUST_HAPPEN = ("num_compactions", "num_aborted", "num_swap_outs", "num_recomputed_tokens")
 
 
@@ -142,6 +144,7 @@ class Soak:
 
     def _tables(self) -> dict[str, int]:
         found = {name: size for name, size in self._info.items() if name.startswith("table_")}
+        del found[LEASES]
         nodes = self._info["num_plain_nodes"] + self._info["num_atomic_nodes"]
         return {**found, "num_held_requests": self._info["num_held_requests"], "tree_nodes": nodes}
 
@@ -188,6 +191,8 @@ class Soak:
             "num_busy": tally.busy,
             "num_lost": tally.num_lost,
             "num_votes": self.num_votes,
+            "num_leases": info[LEASES],
+            "num_forgotten": len(self._clients.forgotten_at),
             "num_probes": self.num_probes,
             "num_wrong": self.num_wrong,
             "probe_margins": self.margins,
@@ -204,6 +209,10 @@ class Soak:
         """What is not as a server without clients must be."""
         found = [f"{name} is {info[name]}" for name in MUST_BE_EMPTY if info[name]]
         found += [f"{name} never happened" for name in MUST_HAPPEN if not info[name]]
+        since = time.monotonic() - LEASE_S - LEASE_SPARE_S
+        num_forgotten = sum(at > since for at in self._clients.forgotten_at)
+        if info[LEASES] > num_forgotten:
+            found.append(f"{info[LEASES]} leases, but {num_forgotten} states were left to them")
         held = info["num_held"]  # blocks of forgotten states, until their leases end
         if info["num_free"] + held != info["num_blocks"]:
             found.append(f"{info['num_free']} free and {held} held of {info['num_blocks']} blocks")

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -58,6 +59,7 @@ class Clients:
     def __init__(self, http: httpx2.AsyncClient, seed: int, *, may_adapt: bool = True) -> None:
         """may_adapt: whether some ask for kv mode "adaptive"."""
         self.tally = Tally()
+        self.forgotten_at: list[float] = []  # when states were held and left to their leases
         self._kv = [kv for kv in KV_CHOICES if may_adapt or not kv or kv["mode"] != "adaptive"]
         self._http, self._random, self._num_names = http, random.Random(seed), 0
 
@@ -109,7 +111,7 @@ class Clients:
 
     async def grammar(self) -> None:
         """Some of the same few grammars again, so that compiled ones are shared."""
-        words = self._random.sample(WORDS[:12], 2)
+        words = self._random.sample(WORDS[:4], 2)
         pattern = f"({words[0]}|{words[1]})( ({words[0]}|{words[1]})){{0,3}}\\."
         sampling = {**self._sampling(60), "regex": pattern, "ignore_eos": False}
         for sample in await self._generate("grammar", sampling):
@@ -162,6 +164,8 @@ class Clients:
                 self._check_lengths("fork", told)
         if self._random.random() < 2 / 3:
             await self._http.post("/release", json={"request_ids": [name]})
+        else:
+            self.forgotten_at.append(time.monotonic())
 
     async def greedy(self, text: str, max_tokens: int) -> list[int]:
         """The probe: what the model finds likeliest, token by token, from a full cache."""

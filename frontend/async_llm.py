@@ -14,7 +14,7 @@ from typing import Any
 
 from zipage_lang.frontend.client import ENGINE_TIMEOUT_S, EngineClient, Stats
 from zipage_lang.frontend.errors import RequestError, ZipageError
-from zipage_lang.frontend.input_checks import check_prompt, check_request
+from zipage_lang.frontend.input_checks import check_prompt, check_request, check_text_len
 from zipage_lang.frontend.outputs import Progress, RequestOutput
 from zipage_lang.frontend.pin_board import PinBoard
 from zipage_lang.frontend.sample_builder import SampleBuilder
@@ -107,8 +107,10 @@ class AsyncLLM:
 
         Text gets the tokenizer's own special tokens; token ids go as they are. Raises ValueError.
         """
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        return check_prompt(token_ids, self.ready)
+        if not isinstance(prompt, str):
+            return check_prompt(prompt, self.ready)
+        check_text_len(prompt, self.tokenizer.longest_token_len, self.ready.max_model_len)
+        return check_prompt(self.tokenizer.encode(prompt), self.ready)
 
     def generate(
         self,

@@ -28,6 +28,21 @@ def check_prompt(token_ids: Any, ready: Ready) -> list[int]:
     return list(token_ids)
 
 
+def check_text_len(text: str, longest_token_len: int, max_model_len: int) -> str:
+    """`text` if it could fit into the context at all: to find that out by tokenizing all of a text
+    of many MiB takes minutes. Raises ValueError otherwise.
+
+    A normalizer may write a text shorter, but hardly to a quarter.
+    """
+    most = 4 * longest_token_len * max_model_len
+    if len(text) > most:
+        raise ValueError(
+            f"this model's maximum context length is {max_model_len} tokens (max_model_len), but "
+            f"the text has {len(text)} characters, and over {most} never fit; shorten the prompt"
+        )
+    return text
+
+
 def check_sampling(sampling: Any) -> SamplingParams:
     """`sampling` if it is one. Raises ValueError otherwise."""
     if not isinstance(sampling, SamplingParams):

@@ -3,6 +3,7 @@
 Knows nothing of requests, engines or streams of output.
 """
 
+import functools
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Tokens the tokenizer knows; the model's own vocabulary may be padded beyond."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @functools.cached_property
+    def longest_token_len(self) -> int:
+        """Characters of the longest token, as the vocabulary writes it."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     @property
     def bos_token_id(self) -> int | None:

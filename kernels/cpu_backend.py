@@ -3,6 +3,8 @@
 Knows nothing of Triton or FlashInfer.
 """
 
+from typing import Any
+
 import torch
 
 from zipage_lang.kernels.reference import (
@@ -29,6 +31,17 @@ class CpuBackend:
 
     name = "cpu"
     device = torch.device("cpu")
+    # What strict mode replaces, each with its own kind of weight, stream and plan.
+    prepare_linear: Any
+    prepare_gated_linear: Any
+    linear: Any
+    normed_linear: Any
+    normed_gated_linear: Any
+    add_linear: Any
+    plan_attention: Any = staticmethod(attention.plan_attention)
+    attention: Any = staticmethod(attention.attention)
+    open_stream: Any = staticmethod(ResidualStream)
+    normed_stream: Any = staticmethod(ResidualStream.normed)
 
     def __init__(self) -> None:
         products = linear.LinearProducts()
@@ -37,11 +50,6 @@ class CpuBackend:
         self.normed_linear = products.normed_linear
         self.normed_gated_linear = products.normed_gated_linear
         self.add_linear = products.add_linear
-
-    open_stream = staticmethod(ResidualStream)
-    normed_stream = staticmethod(ResidualStream.normed)
-    plan_attention = staticmethod(attention.plan_attention)
-    attention = staticmethod(attention.attention)
 
     @staticmethod
     def graph_planner(*_shape: int, max_rows: int, max_blocks: int) -> None:

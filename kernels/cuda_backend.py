@@ -3,6 +3,8 @@
 Knows nothing of models, requests or plans.
 """
 
+from typing import Any
+
 import torch
 
 from zipage_lang.kernels import (
@@ -20,6 +22,7 @@ from zipage_lang.kernels import (
     tiers,
 )
 from zipage_lang.kernels.attention import FlashInferAttention
+from zipage_lang.kernels.backend import GraphPlanner
 from zipage_lang.kernels.dense_attention import DenseAttention
 from zipage_lang.kernels.flashinfer_module import Heads
 from zipage_lang.kernels.graph_decode import GraphDecode
@@ -34,6 +37,15 @@ class CudaBackend:
     """Runs the engine on one card. float32 attends in plain torch: for tests, not for speed."""
 
     name = "cuda"
+    # What strict mode replaces, each with its own kind of weight and plan.
+    prepare_linear: Any
+    prepare_gated_linear: Any
+    linear: Any
+    normed_linear: Any
+    normed_gated_linear: Any
+    add_linear: Any
+    plan_attention: Any
+    attention: Any
 
     def __init__(self, dtype: torch.dtype) -> None:
         """dtype: of weights and KV cache."""
@@ -62,7 +74,7 @@ class CudaBackend:
         *,
         max_rows: int,
         max_blocks: int,
-    ) -> GraphDecode | None:
+    ) -> GraphPlanner | None:
         """Decode attention that CUDA graphs may capture; None where this dtype has none."""
         if not isinstance(self._kernels, FlashInferAttention):
             return None

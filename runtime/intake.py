@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from zipage_lang.runtime.config import CompressionConfig
 from zipage_lang.runtime.kv_params import KVSettings
 from zipage_lang.runtime.limits import Limits
-from zipage_lang.runtime.messages import AddRequest
+from zipage_lang.runtime.messages import MAX_MESSAGE_BYTES, AddRequest
 from zipage_lang.runtime.request import Request, RequestRefused
 from zipage_lang.runtime.sampling_params import SamplingParams
+
+LOGPROB_BYTES, TOP_BYTES = 24, 15  # a token's entry in a message, and each likeliest one's, at most
 
 
 def sample_seed(seed: int, sample_index: int) -> int:
@@ -86,6 +88,20 @@ class Intake:
         self._check_vocabulary("the prompt", token_ids)
         self._check_vocabulary("logit_bias", list(sampling.logit_bias or {}))
         self._check_vocabulary("stop_token_ids", sampling.stop_token_ids)
+        self._check_prompt_logprobs(len(token_ids), sampling)
+
+    def _check_prompt_logprobs(self, num_prompt_tokens: int, sampling: SamplingParams) -> None:
+        """They go to the client in one message, which has a limit."""
+        if sampling.prompt_logprobs is None:
+            return
+        entry_bytes = LOGPROB_BYTES + sampling.prompt_logprobs * TOP_BYTES
+        wanted = num_prompt_tokens - sampling.prompt_logprobs_start
+        most = MAX_MESSAGE_BYTES // 2 // entry_bytes
+        if wanted > most:
+            raise RequestRefused(
+                f"prompt_logprobs={sampling.prompt_logprobs} of {wanted} prompt tokens are over "
+                f"what is sent at once, {most} tokens; raise prompt_logprobs_start, or ask for less"
+            )
 
     def _check_vocabulary(self, what: str, token_ids: list[int]) -> None:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._limits.vocab_size):

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 
 from zipage_lang.frontend.async_llm import AsyncLLM
 from zipage_lang.frontend.errors import ZipageError
+from zipage_lang.frontend.input_checks import check_text_len
 from zipage_lang.frontend.outputs import FINISH_ABORT, RequestOutput
 from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.messages import Ready
@@ -166,12 +167,14 @@ class Service:
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; a long one does not hold up the streams meanwhile.
 
-        Raises ApiError 400 for what is no text.
+        Raises ApiError 400 for what is no text, or too long a one to fit into the context.
         """
         encode = self.llm.tokenizer.encode
         with engine_errors():
             if len(text) < LONG_TEXT:
                 return encode(text, add_special_tokens)
+            tokenizer, max_len = self.llm.tokenizer, self.llm.ready.max_model_len
+            check_text_len(text, tokenizer.longest_token_len, max_len)
             return await asyncio.to_thread(encode, text, add_special_tokens)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:

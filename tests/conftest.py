@@ -15,10 +15,11 @@ import types
 import pytest
 
 MEASURED = re.compile(
-    r"tests/(radix_cache/test_(?!state_machine)|floods/test_fair_share|runtime/test_messages"
-    r"|runtime/test_scheduler_simulation\.py::test_(?!laws_hold|smallest_pool)"
-    r"|runtime/test_(scheduler|sampling_params|step_plan|snapshot)\.py|strict/test_strict_scheduler"
-    r"|memory/test_(chunk_cuts|failed_rows|step_budget))"
+    r"tests/(radix_cache/test_(?!state_machine)|runtime/test_messages"
+    r"|floods/test_fair_share\.py::test_(?!the_scheduler_keeps)"
+    r"|runtime/test_scheduler_simulation\.py::test_(loads_that|random_loads|what_can|request_that)"
+    r"|strict/test_strict_scheduler\.py::test_(an_early|adaptive)"
+    r"|runtime/test_(scheduler|sampling_params|step_plan|snapshot|intake)\.py)"
 )
 
 _support = types.ModuleType("test_support")

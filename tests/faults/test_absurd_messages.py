@@ -5,10 +5,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from zipage_lang.runtime import messages
-from zipage_lang.runtime.config import EngineConfig
+from zipage_lang.runtime.config import CompressionConfig, EngineConfig
 from zipage_lang.runtime.engine import Engine
 from zipage_lang.runtime.engine_process import EngineProcess
+from zipage_lang.runtime.intake import LOGPROB_BYTES, TOP_BYTES, Intake
 from zipage_lang.runtime.kv_params import KVParams
+from zipage_lang.runtime.limits import Limits
 from zipage_lang.runtime.messages import (
     Abort,
     AddRequest,
@@ -20,6 +22,7 @@ from zipage_lang.runtime.messages import (
     Release,
     Stop,
 )
+from zipage_lang.runtime.request import RequestRefused
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.think_params import ThinkParams
 
@@ -215,13 +218,37 @@ def play(engine, talk_lines):
 
 
 @given(talk_lines=talks)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_content_ends_the_engine_and_every_sample_has_one_end(engine, talk_lines):
     play(engine, talk_lines)
 
 
 @pytest.mark.slow
 @given(talk_lines=talks)
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_content_ends_the_engine_and_every_sample_has_one_end_at_length(engine, talk_lines):
     play(engine, talk_lines)
+
+
+def test_prompt_logprobs_that_fit_no_message_are_refused_and_those_that_fit_do():
+    """A client drops what is over the limit, and with it the request's end."""
+    limits = Limits(
+        num_blocks=10**6, max_model_len=10**6, vocab_size=100, eos_token_ids=frozenset(), window=16
+    )
+    intake = Intake(CompressionConfig(), limits, 16, {})
+
+    def request(num_tokens, start=0):
+        sampling = SamplingParams(
+            max_tokens=1, prompt_logprobs=20, prompt_logprobs_start=start, n=1
+        )
+        return AddRequest(request_id="r", token_ids=[1] * num_tokens, sampling=sampling)
+
+    with pytest.raises(RequestRefused, match="raise prompt_logprobs_start, or ask for less"):
+        intake.make_requests(request(150_000))
+    assert intake.make_requests(request(150_000, start=60_000))
+    assert intake.make_requests(request(100_000))
+    top = [(2**31 - 1, -12.345)] * 20
+    entry = messages.LogprobEntry(2**31 - 1, -12.345, 150_000, top)
+    output = messages.TokenOutput(request_id="r" * 100, prompt_logprobs=[entry] * 1000)
+    size = len(messages.encode(messages.Outputs(items=[output])))
+    assert size < 1000 * (LOGPROB_BYTES + 20 * TOP_BYTES) + 1000

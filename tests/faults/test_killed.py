@@ -1,11 +1,9 @@
 """kill -9 of the engine, the server, clients: one error each, all comes back, nothing is left."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -284,15 +282,6 @@ def test_a_client_that_is_never_closed_does_not_hold_up_the_garbage_collector(
     start_program, command
 ):
     start_program("-c", ABANDONED, *command).wait_for_line("went on")
-
-
-def test_the_port_of_a_killed_server_can_be_listened_on(start_server):
-    server = start_server()
-    server.process.kill()
-    server.process.wait()
-    with contextlib.closing(socket.socket()) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", server.port))
 
 
 def test_errors_of_a_dead_engine_are_of_the_kind_that_may_be_tried_again():

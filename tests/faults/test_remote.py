@@ -24,7 +24,7 @@ from zipage_lang.runtime.sampling_params import SamplingParams
 
 PROBE = [5, 9, 12, 7]
 SHORT = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-LONG = SHORT.replace(max_tokens=700)
+LONG = SHORT.replace(max_tokens=300)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_a_second_client_is_refused_and_the_first_goes_on(serve, keys):
         await first.close()
         return tokens
 
-    assert len(serve(use)) == 700
+    assert len(serve(use)) == 300
 
 
 def test_an_unknown_key_is_not_let_in(serve, tmp_path, keys):
@@ -200,12 +200,14 @@ def test_the_next_client_hears_nothing_of_the_ones_before(serve, engine, keys):
         first = _plain_client(context, address, keys[1])
         first.send(messages.encode(messages.Hello()))
         assert isinstance(_next(first), messages.Ready)
+        num_aborted = engine.stats()["num_aborted"]
         endless = AddRequest(request_id="probe", token_ids=PROBE, sampling=LONG)
         first.send(messages.encode(endless))
         _next(first)
         context.destroy(0)  # the connection breaks while it runs
         while engine.has_work:
             await asyncio.sleep(0.01)
+        assert engine.stats()["num_aborted"] == num_aborted + 1
         client = await EngineClient.connect(address, keys[1])
         tokens = await tokens_of(client)
         stats = await client.stats()
@@ -264,7 +266,7 @@ def test_secret_keys_that_others_may_read_are_refused(tmp_path):
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600
         read()
         secret.chmod(0o640)
-        with pytest.raises(ValueError, match="may be read by others .*chmod 600"):
+        with pytest.raises(ValueError, match=r"may be read by others .*chmod 600"):
             read()
 
 

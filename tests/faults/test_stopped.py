@@ -189,6 +189,7 @@ def test_a_stopped_server_is_an_error_of_its_clients_and_may_be_tried_again(star
     assert call(backend, [30], 4).token_ids[0] == 30
 
 
+@pytest.mark.slow
 def test_a_server_stopped_for_a_moment_goes_on_where_it_was(start_server, script, until):
     server = start_server().wait_ready()
     backend = ServerBackend(server.url)

@@ -1,4 +1,4 @@
-"""A draw moves all rows on or none; behind it, log-probabilities and counts come in smaller parts."""
+"""A draw moves all rows on or none; behind it, scores and counts come in smaller parts."""
 
 import pytest
 import torch

@@ -69,9 +69,8 @@ def _exists(test: str, tree: Path) -> bool:
     if not (tree / path).is_file():
         return False
     text = (tree / path).read_text(encoding="utf-8")
-    return all(
-        re.search(rf"\b(def|class) {name.split('[')[0]}\b|^{name} = ", text, re.M) for name in names
-    )
+    bare = [name.split("[")[0] for name in names]
+    return all(re.search(rf"\b(def|class) {name}\b|^{name} = ", text, re.M) for name in bare)
 
 
 def copy_tree(tree: Path, folder: Path) -> None:

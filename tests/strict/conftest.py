@@ -46,6 +46,7 @@ class Said:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[Any, ...]
+    prompt_logprobs: tuple[Any, ...]
 
 
 Outputs = dict[tuple[str, int], Said]
@@ -101,6 +102,7 @@ class Lab:
         return Said(
             tuple(token_id for output in outputs for token_id in output.token_ids),
             tuple(entry for output in outputs for entry in output.logprobs or ()),
+            tuple(entry for output in outputs for entry in output.prompt_logprobs or ()),
         )
 
 

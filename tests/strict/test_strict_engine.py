@@ -58,6 +58,7 @@ def random_requests(rng: random.Random) -> list[AddRequest]:
             seed=index,
             max_tokens=rng.choice([1, 20, 45]),
             logprobs=rng.choice([0, 2]),
+            prompt_logprobs=rng.choice([None, None, 1]),
             n=rng.choice([1, 1, 1, 3]),
             ignore_eos=True,
         )

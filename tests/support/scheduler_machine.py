@@ -365,6 +365,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         world.drain()
         type(self).num_steps += world.num_steps
         type(self).totals.update(world.situations.counts)
+        type(self).totals["samples asked for"] += len(world.transcripts)
 
     # helpers
 

@@ -16,7 +16,7 @@ from zipage_lang.runtime.config import CompressionConfig
 from zipage_lang.runtime.messages import AddRequest
 from zipage_lang.runtime.sampling_params import SamplingParams
 
-TIMES = 12  # that each message meets its request at each place
+TIMES = 8  # that each message meets its request at each place
 MOST_LOADS = 1500
 VERBS = ("abort", "abort group", "stop", "fork", "release")
 LIVE_PLACES = [place for place in PLACES if place != "unknown"]
@@ -33,7 +33,11 @@ def make_world(rng, place):
         fields |= {"num_host_blocks": 64, "num_blocks": max(4, 32 // world.block_size)}
     if "compact" in place:
         compression = CompressionConfig(
-            kv_mode="fixed", kv_budget=4, evict_interval=2, policy="random", protect="none"
+            kv_mode="fixed",
+            kv_budget=4,
+            evict_interval=4,
+            policy=rng.choice(["random", "zipage"]),
+            protect="none",
         )
         fields |= {"compaction_delay": 4, "compression": compression, "prefix_caching": True}
     if "query slot" in place:

@@ -6,15 +6,29 @@ recorded survivors of its compactions (`test_support.tensor_world`).
 
 import pytest
 from test_support.scheduler_machine import play_machine
-from test_support.situations import missing_acts
 from test_support.tensor_world import TensorWorld
 
 NUM_STEPS = 5_000
+# All that moves slots, or shares them.
+ACTS = (
+    "copies before an append",
+    "copies before a compaction",
+    "drew from a plain state",
+    "drew from a compacted state",
+    "several samples of one prefill",
+    "went on from a plain prefix",
+    "went on from a compacted node",
+    "num_compactions",
+    "num_early_compactions",
+    "num_preemptions",
+    "num_swap_outs",
+    "num_swap_ins",
+)
 
 
 @pytest.fixture(scope="module")
 def played():
-    return play_machine(num_ahead=1, first_seed=3, num_steps=NUM_STEPS, world_type=TensorWorld)
+    return play_machine(1, 3, NUM_STEPS, TensorWorld, max_examples=20)
 
 
 def test_every_draw_reads_its_own_slots_and_no_others(played):
@@ -22,7 +36,7 @@ def test_every_draw_reads_its_own_slots_and_no_others(played):
 
 
 def test_every_act_was_reached(played):
-    assert not missing_acts(played.totals)
+    assert not [name for name in ACTS if played.totals[name] == 0]
 
 
 @pytest.mark.slow
