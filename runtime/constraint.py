@@ -20,9 +20,9 @@ MAX_STEP_S = 0.5  # CPU time for one token of one output, which all others wait 
 MAX_MEAN_S = 0.003  # the same on average, behind the first FREE_S seconds of an output
 FREE_S = 1.0
 TOO_SLOW = (
-    "the grammar can be read in too many ways: one token took over {step_s} s, or all of them over "
-    "{mean_s} s on average; make it less ambiguous"
-).format(step_s=MAX_STEP_S, mean_s=MAX_MEAN_S)
+    f"the grammar can be read in too many ways: one token took over {MAX_STEP_S} s, or all of them "
+    f"over {MAX_MEAN_S} s on average; make it less ambiguous"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ Knows nothing of what the work is.
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
-Item = TypeVar("Item")
+Items = TypeVar("Items", bound=Sequence[Any])
 
 # What torch's CPU allocator, the CUDA driver, cuBLAS and Triton say; only torch's CUDA allocator
 # has an exception of its own.
@@ -77,10 +77,10 @@ def no_memory_left(device: torch.device) -> str:
     )
 
 
-def halved(items: Sequence[Item]) -> Sequence[Sequence[Item]]:
-    """The two halves of a sequence; nothing where it can't be cut."""
+def halved(items: Items) -> Sequence[Items]:
+    """The two halves of a sequence, of its kind; nothing where it can't be cut."""
     middle = len(items) // 2
-    return (items[:middle], items[middle:]) if middle else ()
+    return (cast(Items, items[:middle]), cast(Items, items[middle:])) if middle else ()
 
 
 class Retries:

@@ -149,7 +149,8 @@ class SchedulerState:
     def current_turn(self) -> int:
         """Where newcomers start: even with those who run and have had the fewest turns."""
         if self.running:
-            return min(request.turn for request in self.running)
+            fewest: int = min(request.turn for request in self.running)
+            return fewest
         first = self.waiting.first()
         return 0 if first is None else first.turn
 

@@ -38,8 +38,7 @@ class Vocabulary:
     def texts(self) -> tuple[bytes, ...]:
         """What each token writes: a special one nothing, as it is never text of a grammar."""
         return tuple(
-            b"" if token_id in self.special else piece
-            for token_id, piece in enumerate(self.pieces)
+            b"" if token_id in self.special else piece for token_id, piece in enumerate(self.pieces)
         )
 
     def spell(self, data: bytes) -> tuple[int, ...]:

@@ -22,9 +22,24 @@ class HeldStates:
         self._release = release
         self._lease_s = LEASE_S if lease_s is None else lease_s
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._expected: set[str] = set()  # of requests that have not ended
 
     def __len__(self) -> int:
-        return len(self._timers)
+        return len(self._timers) + len(self._expected)
+
+    def expect(self, request_ids: Iterable[str]) -> None:
+        """These run, and will hold their states when they end."""
+        self._expected.update(request_ids)
+
+    def begin(self, request_ids: Iterable[str]) -> None:
+        """They have ended: begin the leases. Whose owner was quicker to release is let go again,
+        since the engine may have heard of it before there was anything to let go."""
+        for request_id in request_ids:
+            if request_id in self._expected:
+                self._expected.discard(request_id)
+                self.add(request_id)
+            else:
+                self._release([request_id])
 
     def add(self, request_id: str) -> None:
         """Begin a lease, or begin it again."""
@@ -38,8 +53,9 @@ class HeldStates:
             self.add(request_id)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Their owner released them."""
+        """Their owner released them, perhaps before their end was noticed here."""
         for request_id in request_ids:
+            self._expected.discard(request_id)
             timer = self._timers.pop(request_id, None)
             if timer is not None:
                 timer.cancel()

@@ -216,12 +216,12 @@ class _Generation:
     @contextlib.contextmanager
     def _leased(self) -> Iterator[None]:
         """What is held begins its lease at the end, even of who left right then."""
+        held = [self._tenant.engine_id(name) for name in self._ids] if self._body.hold else []
+        self._held.expect(held)
         try:
             yield
         finally:
-            if self._body.hold:
-                for name in self._ids:
-                    self._held.add(self._tenant.engine_id(name))
+            self._held.begin(held)
 
 
 def _release(service: Service, request_ids: list[str]) -> None:

@@ -41,7 +41,7 @@ reals = st.one_of(
     st.sampled_from([0.0, -0.0, 1e-300, 1e-38, 1e-3, 1.0, 2.0, 100.0, -100.0, float("nan"), 1e308]),
     st.floats(-3, 3),
 )
-small = st.one_of(st.integers(1, 6), st.sampled_from([2**31 - 1]))
+small = st.one_of(st.integers(1, 6), st.integers(1, 6), st.sampled_from([2**31 - 1]))
 
 
 def as_far_as_legal(make):
@@ -61,9 +61,8 @@ def as_far_as_legal(make):
 
 
 samplings = st.fixed_dictionaries(
-    {},
+    {"max_tokens": small},
     optional={
-        "max_tokens": small,
         "min_tokens": st.integers(0, 8),
         "temperature": reals,
         "top_p": reals,
@@ -76,7 +75,7 @@ samplings = st.fixed_dictionaries(
         "stop": st.sampled_from(["", "a", ["a"] * 50]),
         "stop_token_ids": st.lists(whole, max_size=4),
         "ignore_eos": st.booleans(),
-        "n": st.one_of(st.integers(1, 4), st.sampled_from([1024])),
+        "n": st.one_of(st.integers(1, 4), st.sampled_from([40])),
         "logprobs": st.sampled_from([None, 0, 20]),
         "prompt_logprobs": st.sampled_from([None, 0, 20]),
         "prompt_logprobs_start": whole,
@@ -233,7 +232,13 @@ def test_no_content_ends_the_engine_and_every_sample_has_one_end_at_length(engin
 def test_prompt_logprobs_that_fit_no_message_are_refused_and_those_that_fit_do():
     """A client drops what is over the limit, and with it the request's end."""
     limits = Limits(
-        num_blocks=10**6, max_model_len=10**6, vocab_size=100, eos_token_ids=frozenset(), window=16
+        num_blocks=10**6,
+        num_host_blocks=0,
+        num_query_slots=4,
+        max_model_len=10**6,
+        vocab_size=100,
+        eos_token_ids=(),
+        window=16,
     )
     intake = Intake(CompressionConfig(), limits, 16, {})
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from zipage_lang.frontend.input_checks import check_prompt, check_request
+from zipage_lang.frontend.input_checks import check_prompt, check_request, check_text_len
 from zipage_lang.runtime.messages import AddRequest, Ready
 from zipage_lang.runtime.sampling_params import SamplingParams
 
@@ -66,3 +66,9 @@ def test_a_bad_field_is_refused_with_the_reason(fields, message):
 def test_a_good_request_passes():
     sampling = SamplingParams(stop_token_ids=[49], logit_bias={0: 1.0})
     check_request(AddRequest(request_id="r", token_ids=[1], sampling=sampling), READY)
+
+
+def test_a_text_that_could_never_fit_is_refused_before_it_is_tokenized():
+    assert check_text_len("x" * 4_000, 10, 100) == "x" * 4_000
+    with pytest.raises(ValueError, match="the text has 4001 characters, and over 4000 never fit"):
+        check_text_len("x" * 4_001, 10, 100)
