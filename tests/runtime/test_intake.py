@@ -60,7 +60,7 @@ def test_what_can_not_be_served_is_refused_with_its_limit(message, words):
 
 
 def test_what_could_not_fit_even_alone_is_refused_with_both_counts():
-    with pytest.raises(RequestRefused, match="may need 13 KV blocks of 16 tokens.*pool has 12"):
+    with pytest.raises(RequestRefused, match=r"may need 13 KV blocks of 16 tokens.*pool has 12"):
         make_intake(num_blocks=12).make_requests(add(max_tokens=200))
     assert make_intake(num_blocks=13).make_requests(add(max_tokens=200))
 

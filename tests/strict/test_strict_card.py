@@ -34,7 +34,7 @@ def test_a_row_of_a_product_is_the_same_in_any_batch(device, dtype, in_size, out
 def test_a_token_attends_alike_alone_and_in_any_chunk(device, dtype, heads, block_size):
     q, layer_kv, batch = steps(dtype, heads, block_size)
     kernels = StrictCardAttention(device)
-    check_attention(kernels, q.to(device), layer_kv.to(device), batch, heads, block_size, every=30)
+    check_attention(kernels, q.to(device), layer_kv.to(device), batch, heads, block_size, every=60)
 
 
 def test_a_tile_is_chosen_by_the_weight_alone():

@@ -130,7 +130,7 @@ def check_load(seed: int, dtype: str, make_lab, alone) -> Counter[str]:
     return Counter({k: v for k, v in lab.engine.stats().items() if isinstance(v, int) and v > 0})
 
 
-ANY_LOAD = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+ANY_LOAD = settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
