@@ -6,6 +6,7 @@ Knows nothing of OpenAI's wire.
 import contextlib
 import importlib.metadata
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
@@ -145,6 +146,7 @@ class _Generation:
         if body.is_batch:
             service.check_size(len(self._ids) * self._sampling.n)
         self._started = time.monotonic()
+        self._ended: Counter[int] = Counter()  # samples that ran to their end, by prompt
 
     async def answer(self) -> Any:
         """All samples, prompt-major; a lone one stands for itself."""
@@ -156,6 +158,9 @@ class _Generation:
                     for place, ids in enumerate(prompts)
                 ]
             )
+            for place, outputs in enumerate(results):
+                for output in outputs:
+                    self._note_end(place, output)
         answers = [
             self._snapshot(output, place)
             for place, outputs in enumerate(results)
@@ -173,6 +178,7 @@ class _Generation:
         with self._leased():
             async with contextlib.aclosing(merged(streams)) as outputs:
                 async for place, output in outputs:
+                    self._note_end(place, output)
                     yield self._snapshot(output, place)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
@@ -185,6 +191,7 @@ class _Generation:
         with self._leased():
             async with contextlib.aclosing(stream) as outputs:
                 async for output in outputs:
+                    self._note_end(0, output)
                     yield writer.delta(output)
 
     async def _encoded(self) -> list[list[int]]:
@@ -213,14 +220,20 @@ class _Generation:
         name = self._ids[place]
         return cumulative(output, name, index, self._body.logprob_start_len, seconds)
 
+    def _note_end(self, place: int, output: RequestOutput) -> None:
+        self._ended[place] += output.finish_reason not in (None, "abort")
+
     @contextlib.contextmanager
     def _leased(self) -> Iterator[None]:
-        """What is held begins its lease at the end, even of who left right then."""
+        """What is held begins its lease at the end, even of who left right then; who left before
+        the end has aborted, and nothing is held of that."""
         held = [self._tenant.engine_id(name) for name in self._ids] if self._body.hold else []
         self._held.expect(held)
         try:
             yield
         finally:
+            cut = [name for i, name in enumerate(held) if self._ended[i] < self._sampling.n]
+            self._held.forget(cut)
             self._held.begin(held)
 
 

@@ -130,6 +130,20 @@ def test_what_is_held_has_a_lease_from_its_end_on(with_app, monkeypatch, body):
     assert with_app(use)["last_released"] == "a"
 
 
+@pytest.mark.parametrize("body", [{}, {"stream": True}, {"stream": True, "stream_format": "delta"}])
+def test_what_never_came_to_its_end_has_no_lease(with_app, script, body):
+    async def use(app):
+        ask = {"input_ids": [script.STALL], "rid": "a", "hold": True, **body}
+        running = asyncio.create_task(app.post("/generate", ask))
+        while app.service.tables["held_leases"]() == 0:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+        return app.service.tables["held_leases"]()
+
+    assert with_app(use) == 0
+
+
 def test_a_request_id_in_use_is_refused(with_app, script):
     async def use(app):
         stream = app.service.generate([script.SLOW, 30], SamplingParams(), request_id="a")
