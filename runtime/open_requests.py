@@ -30,12 +30,12 @@ class OpenRequests:
         children = [child for child in message.children if self._opens(child)]
         if len(children) == len(message.children):
             return message
-        return Fork(parent_id=message.parent_id, children=children)
+        return Fork(parent_id=message.parent_id, children=children) if children else None
 
     def note(self, outputs: Iterable[TokenOutput]) -> None:
         """Samples with a final output have ended."""
         for output in outputs:
-            if output.finish_reason is not None or output.error is not None:
+            if output.is_final:
                 left = self._num_samples.get(output.request_id, 0) - 1
                 if left > 0:
                     self._num_samples[output.request_id] = left

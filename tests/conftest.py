@@ -5,14 +5,19 @@ Tests that run side by side (`make test`) leave each other their cores: one thre
 Knows nothing of what the helpers do.
 """
 
+import importlib.util
 import logging
 import os
 import pathlib
 import re
 import sys
 import types
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    import torch
 
 MEASURED = re.compile(
     r"tests/(radix_cache/test_(?!state_machine)|runtime/test_messages"
@@ -72,6 +77,28 @@ def logging_stays_as_it_was():
     left = [handler for handler in logging.getLogger().handlers if handler not in before]
     logging.getLogger().handlers = before
     assert not left, f"the root logger keeps {left}"
+
+
+@pytest.fixture(scope="session")
+def script() -> types.ModuleType:
+    """The scripted engine's module, for its opcodes and limits."""
+    path = pathlib.Path(__file__).parent / "frontend" / "scripted_engine.py"
+    spec = importlib.util.spec_from_file_location("scripted_engine", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> "torch.device":
+    """Where kernels run: Triton's interpreter, or the card."""
+    import torch
+
+    if request.param == "cpu" and torch.cuda.is_available():
+        pytest.skip("kernels are compiled for the card here")
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return torch.device(request.param)
 
 
 @pytest.fixture(scope="session")

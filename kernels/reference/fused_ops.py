@@ -3,6 +3,8 @@
 Knows nothing of models or layers.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -113,13 +115,29 @@ def qk_norm_rope_store(
     Returns:
         q: [num_tokens, num_q_heads, head_dim], normed and rotated, contiguous.
     """
+
+    def turned(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if q_norm_weight is not None and k_norm_weight is not None:
+            q, k = rms_norm(q, q_norm_weight, eps), rms_norm(k, k_norm_weight, eps)
+        return rope(q, k, cos, sin)
+
+    return store_turned(qkv, turned, layer_kv, slots, ring, ring_slots)
+
+
+def store_turned(
+    qkv: Tensor,
+    turned: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    layer_kv: Tensor,
+    slots: Tensor,
+    ring: Tensor | None,
+    ring_slots: Tensor | None,
+) -> Tensor:
+    """`qk_norm_rope_store` with `turned` for norm and rotation of q and k; returns q."""
     num_kv_heads, head_dim = layer_kv.shape[3:]
     num_q_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     heads = qkv.view(len(qkv), -1, head_dim)  # [num_tokens, all heads, head_dim]
     q, k, v = heads.split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)
-    if q_norm_weight is not None and k_norm_weight is not None:
-        q, k = rms_norm(q, q_norm_weight, eps), rms_norm(k, k_norm_weight, eps)
-    q, k = rope(q, k, cos, sin)
+    q, k = turned(q, k)
     store_kv(layer_kv, slots, k, v)
     if ring is not None:
         assert ring_slots is not None, "a ring needs its slots"

@@ -7,7 +7,8 @@ Knows nothing of layers or models.
 from torch import Tensor
 
 from zipage_lang.kernels.reference.exact import sum_last
-from zipage_lang.kernels.reference.kv_store import store_kv, store_ring_queries
+from zipage_lang.kernels.reference.fused_ops import store_turned
+from zipage_lang.kernels.reference.residual_stream import ResidualStream
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -21,19 +22,10 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return normed if weight is None else normed.mul_(weight)
 
 
-class StrictStream:
-    """Values [num_rows, size] that each half of a layer reads normalised and then adds to."""
-
-    def __init__(self, values: Tensor, eps: float) -> None:
-        """eps: of every norm over the stream."""
-        self.values, self.eps = values, eps
-
-    def add(self, values: Tensor) -> None:
-        """values: as the stream's, [num_rows, size]; what was there before stays as it is."""
-        self.values = self.values + values
+class StrictStream(ResidualStream):
+    """A residual stream with the norm of this file."""
 
     def normed(self, weight: Tensor | None) -> Tensor:
-        """values / rms(values) * weight, [num_rows, size]."""
         return rms_norm(self.values, weight, self.eps)
 
 
@@ -59,18 +51,13 @@ def qk_norm_rope_store(
 
     Arguments as in `fused_ops.qk_norm_rope_store`; returns q [num_tokens, num_q_heads, head_dim].
     """
-    num_kv_heads, head_dim = layer_kv.shape[3:]
-    num_q_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
-    heads = qkv.view(len(qkv), -1, head_dim)  # [num_tokens, all heads, head_dim]
-    q, k, v = heads.split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)
-    if q_norm_weight is not None and k_norm_weight is not None:
-        q, k = rms_norm(q, q_norm_weight, eps), rms_norm(k, k_norm_weight, eps)
-    q, k = rope(q, k, cos, sin)
-    store_kv(layer_kv, slots, k, v)
-    if ring is not None:
-        assert ring_slots is not None, "a ring needs its slots"
-        store_ring_queries(ring, ring_slots, q)
-    return q
+
+    def turned(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if q_norm_weight is not None and k_norm_weight is not None:
+            q, k = rms_norm(q, q_norm_weight, eps), rms_norm(k, k_norm_weight, eps)
+        return rope(q, k, cos, sin)
+
+    return store_turned(qkv, turned, layer_kv, slots, ring, ring_slots)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

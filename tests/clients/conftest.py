@@ -78,14 +78,3 @@ def scripted():
             return stack.enter_context(servers.ServerProcess(command)).wait_ready()
 
         yield start
-
-
-@pytest.fixture(scope="session")
-def script_codes():
-    """The scripted engine's module, for what first tokens tell it to do."""
-    spec = importlib.util.spec_from_file_location(
-        "scripted_engine", TESTS / "frontend" / "scripted_engine.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

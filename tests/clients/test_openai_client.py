@@ -291,20 +291,20 @@ def test_it_waits_as_told_when_its_requests_are_too_many(scripted):
         assert patient.completions.create(**ask).choices
 
 
-def test_a_stream_tells_of_a_dying_engine_and_a_retry_finds_the_next(scripted, script_codes):
+def test_a_stream_tells_of_a_dying_engine_and_a_retry_finds_the_next(scripted, script):
     server = scripted()
     ask = {"model": "x", "max_tokens": 4}
     with of(server, max_retries=0) as impatient, of(server, max_retries=5) as patient:
         with pytest.raises(openai.APIError) as caught:
-            list(impatient.completions.create(**ask, prompt=[script_codes.KILL, 7], stream=True))
+            list(impatient.completions.create(**ask, prompt=[script.KILL, 7], stream=True))
         assert caught.value.code == "engine_died"
         assert patient.completions.create(**ask, prompt=[7, 8]).choices
     assert server.info()["num_restarts"] == 1
 
 
-def test_an_overloaded_server_says_so_and_a_retry_gets_through(scripted, script_codes):
+def test_an_overloaded_server_says_so_and_a_retry_gets_through(scripted, script):
     server = scripted(max_waiting=0)  # 64 rows, no queue
-    stall = {"model": "x", "prompt": [script_codes.STALL], "n": 64, "max_tokens": 9}
+    stall = {"model": "x", "prompt": [script.STALL], "n": 64, "max_tokens": 9}
     ask = {"model": "x", "prompt": [7, 8], "max_tokens": 4}
 
     async def work():

@@ -4,7 +4,6 @@ Knows nothing of what commands print.
 """
 
 import functools
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -14,15 +13,6 @@ from typer.testing import CliRunner
 from zipage_lang.cli import app
 
 SCRIPT = Path(__file__).parent.parent / "frontend" / "scripted_engine.py"
-
-
-@pytest.fixture(scope="session")
-def script():
-    """The scripted engine's module, for its opcodes."""
-    spec = importlib.util.spec_from_file_location("scripted_engine", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ Knows nothing of which fault a test makes.
 import ast
 import asyncio
 import contextlib
-import importlib.util
 import os
 import re
 import signal
@@ -32,15 +31,6 @@ REASONER = {
     "kv_cache_memory": 0.1,
     "swap_space": 0.01,
 }
-
-
-@pytest.fixture(scope="session")
-def script():
-    """The scripted engine's module, for its opcodes and limits."""
-    spec = importlib.util.spec_from_file_location("scripted_engine", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ Knows nothing of models or tensors.
 """
 
 import asyncio
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -27,15 +26,6 @@ CORPUS = [
     "Zwei Füchse, größer als drei Hunde. 你好世界。日本語のテキスト。",
     "Numbers 12345 67890 and signs !? -- () [] {}",
 ] * 4
-
-
-@pytest.fixture(scope="session")
-def script():
-    """The scripted engine's module, for its opcodes and limits."""
-    spec = importlib.util.spec_from_file_location("scripted_engine", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session")

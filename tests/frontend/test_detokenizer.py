@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from test_support.byte_fallback import byte_fallback_bpe
 
 from zipage_lang.frontend.detokenizer import REPLACEMENT, WindowDetokenizer
 
@@ -24,22 +24,7 @@ def streamed(detokenizer, token_ids):
 
 @pytest.fixture(scope="module")
 def sentencepiece():
-    """A Llama-2 like vocabulary: a mark for the leading space, byte tokens for what is unknown."""
-    words = ["\u2581", *"abcdefghijklmnopqrstuvwxyz,.!", "\u2581the", "\u2581a", "he"]
-    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
-    vocab = {name: index for index, name in enumerate(names)}
-    merges = [("h", "e"), ("\u2581", "a")]
-    backend = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace("\u2581", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    return backend
+    return byte_fallback_bpe()
 
 
 @pytest.mark.parametrize("text", TRICKY_TEXTS)

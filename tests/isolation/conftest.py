@@ -5,7 +5,6 @@ Knows nothing of what is kept apart.
 
 import asyncio
 import contextlib
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -90,15 +89,6 @@ def _run(use, config, command, options):
             await server.http.aclose()
 
     return asyncio.run(asyncio.wait_for(work(), TIME_LIMIT_S))
-
-
-@pytest.fixture(scope="session")
-def script():
-    """The scripted engine's module, for its opcodes."""
-    spec = importlib.util.spec_from_file_location("scripted_engine", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

@@ -10,23 +10,6 @@ import pytest
 import torch
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(
-            "cpu",
-            marks=pytest.mark.skipif(
-                torch.cuda.is_available(), reason="kernels are compiled for the card here"
-            ),
-        ),
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ]
-)
-def device(request: pytest.FixtureRequest) -> torch.device:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return torch.device(request.param)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def fresh_inputs(request: pytest.FixtureRequest) -> Iterator[None]:
     """Moves every seed; the session's one number is in pytest's header."""

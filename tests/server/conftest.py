@@ -6,7 +6,6 @@ Knows nothing of what the routes answer.
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import re
 import signal
@@ -30,15 +29,6 @@ SCRIPT = TESTS / "frontend" / "scripted_engine.py"
 PROGRAM = Path(__file__).parent / "server_program.py"
 TIME_LIMIT_S = 60
 START_LIMIT_S = 60
-
-
-@pytest.fixture(scope="session")
-def script():
-    """The scripted engine's module, for its opcodes and limits."""
-    spec = importlib.util.spec_from_file_location("scripted_engine", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session")

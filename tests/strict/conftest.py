@@ -190,20 +190,3 @@ def crowd_alone(crowd: list[AddRequest], alone: Callable[..., Outputs]) -> Outpu
     for request in crowd:
         said |= alone(request, block_size=4)
     return said
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(
-            "cpu",
-            marks=pytest.mark.skipif(
-                torch.cuda.is_available(), reason="kernels are compiled for the card here"
-            ),
-        ),
-        pytest.param("cuda", marks=pytest.mark.gpu),
-    ]
-)
-def device(request: pytest.FixtureRequest) -> torch.device:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return torch.device(request.param)

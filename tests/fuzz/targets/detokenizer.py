@@ -7,6 +7,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from test_support.byte_fallback import byte_fallback_bpe
 from test_support.fuzz_input import Choices
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -38,21 +39,7 @@ def byte_level() -> Tokenizer:
 
 @functools.cache
 def byte_fallback() -> Tokenizer:
-    """As Llama 2's: a mark for the leading space, byte tokens for what the vocabulary lacks."""
-    words = ["\u2581", *"abcdefghijklmnopqrstuvwxyz,.!", "\u2581the", "\u2581a", "he"]
-    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
-    vocab = {name: index for index, name in enumerate(names)}
-    merges = [("h", "e"), ("\u2581", "a")]
-    backend = Backend(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace("\u2581", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    backend = byte_fallback_bpe(("<unk>", "<s>", "</s>"))
     return Tokenizer(
         PreTrainedTokenizerFast(
             tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
