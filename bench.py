@@ -185,7 +185,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--budget", type=int, help="compare this KV budget with full KV")
     parser.add_argument("--interval", type=int, default=64)
-    parser.add_argument("--policy", default="zipage")
+    parser.add_argument("--policy", default="zipage2")
     parser.add_argument("--kv-cache-memory", type=float, default=2.0, help="GiB")
     parser.add_argument("--repeats", type=int, default=3)
     return parser.parse_args()

@@ -20,8 +20,8 @@ DOCUMENT = ROOT / "QUALITY.md"
 TASKS = ("trace@1", "recall@1", "countdown@0", "multiply@2")
 BUDGETS = ("25%", "12%", "50%", "6%")
 POLICIES = (
-    "zipage2:lot_share=0.3", "rkv", "rkv:mass_weight=0.5", "gkv", "keydiff", "tiers", "zipage",
-    "snapkv", "h2o", "triattention", "kvcompress", "pyramidkv", "vase", "page", "random",
+    "zipage2", "zipage2:lot_share=0.3", "rkv", "rkv:mass_weight=0.5", "gkv", "keydiff", "tiers",
+    "zipage", "snapkv", "h2o", "triattention", "kvcompress", "pyramidkv", "vase", "page", "random",
     "streaming",
 )  # fmt: skip
 WHOLE, LEAST = 800, 100  # samples of a cell

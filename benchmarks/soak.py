@@ -51,6 +51,7 @@ MUST_BE_EMPTY = (
     "table_gate_users",
     "table_records",
     "table_client_streams",
+    "table_client_leaving",
 )
 # Follows the clock, not the load: as many as were forgotten within the time of a lease.
 LEASES, LEASE_S, LEASE_SPARE_S = "table_held_leases", 600.0, 60.0

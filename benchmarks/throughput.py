@@ -43,7 +43,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--mode", choices=["off", "fixed", "adaptive"], default="off")
     parser.add_argument("--budget", type=int, default=2048)
     parser.add_argument("--interval", type=int, default=256)
-    parser.add_argument("--policy", default="zipage")
+    parser.add_argument("--policy", default="zipage2")
     parser.add_argument("--pool-gib", type=float, default=40.0)
     parser.add_argument("--swap-gib", type=float, default=26.0)
     parser.add_argument("--block-size", type=int, default=16)

@@ -60,12 +60,9 @@ class AsyncLLM:
             client = await EngineClient.start(
                 config, command=command, engine_timeout_s=engine_timeout_s, on_progress=on_progress
             )
-            on_progress(Starting(stage="loading the tokenizer"))
-            loop, model_path = asyncio.get_running_loop(), client.ready.model_path
             tokenizer = await _or_close(
-                client, loop.run_in_executor(helper, load_tokenizer, model_path)
+                client, _load_tokenizer(client.ready.model_path, helper, on_progress)
             )
-            on_progress(Starting(stage="loading the tokenizer", done=1, total=1))
         finally:
             helper.shutdown(wait=False, cancel_futures=True)
         return cls(client, tokenizer)
@@ -291,6 +288,15 @@ class AsyncLLM:
                 )
             )
         return output.is_final or not had_stopped
+
+
+async def _load_tokenizer(
+    path: str, helper: ThreadPoolExecutor, on_progress: Callable[[Starting], None]
+) -> Tokenizer:
+    on_progress(Starting(stage="loading the tokenizer"))
+    tokenizer = await asyncio.get_running_loop().run_in_executor(helper, load_tokenizer, path)
+    on_progress(Starting(stage="loading the tokenizer", done=1, total=1))
+    return tokenizer
 
 
 async def _or_close(client: EngineClient, work: Awaitable[Tokenizer]) -> Tokenizer:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ DRAIN_S = 0.05  # what the engine sent just before its end may still be on its w
 
 logger = logging.getLogger(__name__)
 Stats = dict[str, int | float | str]
+Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class EngineClient:
@@ -88,8 +89,8 @@ class EngineClient:
         self._ended = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._tasks = [
-            asyncio.create_task(self._receive(), name="zipage-receive"),
-            asyncio.create_task(self._watch(), name="zipage-watch"),
+            self._begin(self._receive, "zipage-receive"),
+            self._begin(self._watch, "zipage-watch"),
         ]
 
     @classmethod
@@ -142,7 +143,11 @@ class EngineClient:
     @property
     def table_sizes(self) -> dict[str, int]:
         """Entries of what is kept for requests and calls that have not ended, by name."""
-        return {"client_streams": len(self._streams), "client_calls": len(self._calls)}
+        return {
+            "client_streams": len(self._streams),
+            "client_leaving": len(self._num_leaving),
+            "client_calls": len(self._calls),
+        }
 
     @property
     def silent_s(self) -> float:
@@ -277,7 +282,7 @@ class EngineClient:
             self.ready, self._is_ready = message, True
             self._started.set_result(None)
             self._link.settle()
-            self._tasks.append(asyncio.create_task(self._watch_pulse(), name="zipage-pulse"))
+            self._tasks.append(self._begin(self._watch_pulse, "zipage-pulse"))
 
     def _dispatch_outputs(self, outputs: list[TokenOutput]) -> None:
         for output in outputs:
@@ -307,6 +312,19 @@ class EngineClient:
             )
 
     # -- the engine's life -----------------------------------------------------------------------
+
+    def _begin(self, work: Work, name: str) -> asyncio.Task[None]:
+        return asyncio.create_task(self._guarded(work), name=name)
+
+    async def _guarded(self, work: Work) -> None:
+        """What must go on as long as the engine does. Should it fail, say in the caller's
+        `on_progress`, nobody may wait for what is not taken in any more."""
+        try:
+            await work()
+        except Exception as error:
+            logger.exception("the client of an engine failed")
+            self._fail(self._end_error(f"the engine's client failed: {error!r}"))
+            self._link.cut()
 
     async def _wait_ready(self, timeout_s: float) -> None:
         try:

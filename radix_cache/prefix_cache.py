@@ -142,6 +142,14 @@ class PrefixCache:
             self._tree.note_hit(self._locked(table))
         return table
 
+    def undo_open(self, table: BlockTable, match: Match) -> None:
+        """There was no room to go on from `match` after all: the lookup does not count."""
+        self.num_tokens_asked -= match.num_asked
+        self.num_tokens_hit -= match.num_tokens
+        if match.num_tokens:
+            self._tree.forget_hit(self._locked(table))
+        self.drop(table)
+
     def _hold(self, match: Match) -> BlockTable:
         node = match.node or self._tree.root(match.namespace)
         assert self._tree.contains(node, match.namespace), (

@@ -259,6 +259,11 @@ class RadixTree:
         for each in upwards(node):
             each.num_hits += 1
 
+    def forget_hit(self, node: Node) -> None:
+        """`note_hit` has proved wrong: nobody goes on from there."""
+        for each in upwards(node):
+            each.num_hits -= 1
+
     def contains(self, node: Node, namespace: str) -> bool:
         """False once `node` was evicted."""
         *_, top = upwards(node)

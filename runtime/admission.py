@@ -21,7 +21,7 @@ class Admission:
         return self._state.waiting.in_order(self._cached_len)
 
     def should_wait_for_sibling(self, request: Request) -> bool:
-        """Whether a running prefill computes a prefix that this request could share next step."""
+        """Whether a running prefill computes a prefix that this request may share next step."""
         if request.table is not None or request.swapped is not None:
             return False
         cache, block_size = self._state.cache, self._state.block_size
@@ -31,7 +31,8 @@ class Admission:
         if not prefilling:
             return False
         shared = self._cached_len(request) // block_size * block_size + block_size
-        if shared > request.max_reusable_len:
+        most_plain = self._max_plain_len(request)
+        if shared > request.max_reusable_len or (most_plain is not None and shared > most_plain):
             return False
         wanted = request.token_ids[:shared]
         return any(other.token_ids[:shared] == wanted for other in prefilling)
@@ -44,19 +45,17 @@ class Admission:
         """
         if request.swapped is not None:
             return self._swap_in(request, plan, is_alone)
-        opened_here = request.table is None
-        if opened_here:
-            self._open(request)
+        match = self._open(request) if request.table is None else None
         assert request.table is not None
         growth = min(request.num_uncomputed, max(1, self._planner.room(request)))
         needed = self._state.cache.num_new_blocks(request.table, growth)
         if not is_alone and needed + self._reserve() > self._state.cache.num_available:
-            if opened_here:
-                self._state.cache.drop(request.table)
+            if match is not None:
+                self._state.cache.undo_open(request.table, match)
                 request.table = None
             return False
         self._start(request, plan)
-        if opened_here:
+        if match is not None:
             self._count_hit(request)
         return True
 
@@ -67,12 +66,13 @@ class Admission:
             and not other.is_prefilled
         )
 
-    def _open(self, request: Request) -> None:
+    def _open(self, request: Request) -> Match:
         match = self._match(request)
         request.table = self._state.cache.open(match)
         request.is_prefilled = False
         request.stateful_len = match.stateful_len
         request.last_compaction_at = match.num_tokens if match.is_compacted else 0
+        return match
 
     def _cached_len(self, request: Request) -> int:
         if request.table is not None:

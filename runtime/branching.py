@@ -31,11 +31,12 @@ class Branching:
                 plan.set_up_row(follower)
                 drawing.append(follower)
             else:
+                follower.status = Status.WAITING
+                self._state.waiting.add(follower)
                 # Not with a free row: it might be admitted before the leader's step has run.
                 if not has_row and self._planner.can_resume(follower, leader.resident_len - 1):
                     self._share(leader, follower, leader.logical_len - 1)
-                follower.status = Status.WAITING
-                self._state.waiting.add(follower)
+                    plan.branches.append((leader, follower))
         leader.followers.clear()
         return tuple(drawing)
 

@@ -73,9 +73,14 @@ class CompileQueue:
         max_running = MAX_THREADS if line is self._lines[True] else 1
         while line.num_running < max_running and (job := line.next()) is not None:
             line.num_running += 1
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._run, args=(job,), name="zipage-grammar", daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:  # the machine has no thread left to give
+                job.error = f"the grammar could not be prepared: {error}; try again later"
+                self._settled.put(job)
 
     def _run(self, job: Job) -> None:
         try:

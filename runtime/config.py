@@ -162,7 +162,7 @@ class CompressionConfig:
     kv_mode: Mode = documented("off", "fixed: compact when due; adaptive: only under pressure")
     kv_budget: int = documented(2048, "K: tail tokens kept per (layer, KV head)")
     evict_interval: int = documented(256, "E: tail tokens that may pile up on top of K")
-    policy: str = documented("zipage", "a name, or name:parameter=value:.. (docs/policies.md)")
+    policy: str = documented("zipage2", "a name, or name:parameter=value:.. (docs/policies.md)")
     protect: Protect = documented("prompt", "none: the prompt competes too, as in the paper")
     kv_reuse: Reuse = documented(
         "compacted", "exact: never continue from a compacted node of the tree"

@@ -4,6 +4,8 @@
 Knows nothing of requests, rows or logits.
 """
 
+import copy
+import dataclasses
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -27,7 +29,7 @@ from zipage_lang.runtime.vocabulary import Vocabulary
 
 MAX_CACHE_BYTES = 256 * 2**20  # of compiled grammars that nobody uses at the moment
 MAX_BYTES = 1024 * 2**20  # of all compiled grammars
-MAX_TAGS = 64
+MAX_TAGS = 64  # tables of tags; a request's caps need none of their own
 MAX_REFUSED, REFUSED_FOR_S = 256, 60.0  # grammars that ran into a bound, and for how long it counts
 
 
@@ -52,18 +54,14 @@ class Constraints:
     def is_prepared(self, sampling: SamplingParams) -> bool:
         """Whether `make` could be called now."""
         with self._lock:
-            has_tags = sampling.think is None or sampling.think in self._tags
+            has_tags = sampling.think is None or _tags_key(sampling.think) in self._tags
             return has_tags and (sampling.grammar is None or sampling.grammar in self._grammars)
 
     def prepare(self, sampling: SamplingParams) -> None:
         """Compile what `make` needs. Raises ValueError with what is wrong, and where."""
         vocabulary = self._whole_vocabulary()
         if sampling.think is not None:
-            tags = ThinkTags(sampling.think, vocabulary)
-            with self._lock:
-                self._tags.setdefault(sampling.think, tags)
-                while len(self._tags) > MAX_TAGS:
-                    self._tags.popitem(last=False)
+            self._tags_of(sampling.think, vocabulary)
         if sampling.grammar is not None and not self.is_prepared(sampling):
             self._keep(sampling.grammar, self._compile(sampling.grammar, vocabulary))
 
@@ -103,13 +101,13 @@ class Constraints:
             return None
         if not self.is_prepared(sampling):
             self.prepare(sampling)
-        with self._lock:
-            think = None if sampling.think is None else ThinkState(self._tags[sampling.think])
-            grammar = sampling.grammar
-            matcher = None if grammar is None else new_matcher(self._grammars[grammar])
         assert self._vocabulary is not None, "no vocabulary, yet a constraint was prepared"
+        think, grammar = sampling.think, sampling.grammar
+        tags = None if think is None else self._tags_of(think, self._vocabulary)
+        with self._lock:
+            matcher = None if grammar is None else new_matcher(self._grammars[grammar])
         constraint = Constraint(
-            think,
+            None if tags is None else ThinkState(tags),
             matcher,
             eos_token_ids=self._eos_token_ids,
             held_back=(*self._eos_token_ids, *sampling.stop_token_ids),
@@ -119,6 +117,23 @@ class Constraints:
         for token_id in output:
             constraint.accept(token_id)
         return constraint
+
+    def _tags_of(self, params: ThinkParams, vocabulary: Vocabulary) -> ThinkTags:
+        """The tables of the request's tags, with its own caps. Others may drop them from the table
+        at any time, never from who has them."""
+        key = _tags_key(params)
+        with self._lock:
+            tags = self._tags.get(key)
+        if tags is None:
+            tags = ThinkTags(key, vocabulary)
+        with self._lock:
+            tags = self._tags.setdefault(key, tags)
+            self._tags.move_to_end(key)
+            while len(self._tags) > MAX_TAGS:
+                self._tags.popitem(last=False)
+        own = copy.copy(tags)
+        own.params = params
+        return own
 
     def _compile(self, source: GrammarSource, vocabulary: Vocabulary) -> Any:
         """In a process of its own. What ran into a bound just now is not tried again."""
@@ -138,7 +153,8 @@ class Constraints:
 
     def _keep(self, source: GrammarSource, compiled: Any) -> None:
         with self._lock:
-            self._evict(MAX_BYTES - compiled.memory_size_bytes)
+            in_use = (self._grammars[used].memory_size_bytes for used in +self._num_users)
+            self._evict(MAX_BYTES - compiled.memory_size_bytes - sum(in_use))
             num_bytes = sum(kept.memory_size_bytes for kept in self._grammars.values())
             if num_bytes + compiled.memory_size_bytes > MAX_BYTES:
                 raise GrammarError(
@@ -177,3 +193,8 @@ class Constraints:
                 reader = GrammarReader(vocabulary.texts, self._eos_token_ids)
                 self._compilers = pool, reader
             return self._compilers
+
+
+def _tags_key(params: ThinkParams) -> ThinkParams:
+    """What the tables depend on: not on how long a request may think."""
+    return dataclasses.replace(params, max_tokens=None, min_tokens=0, starts_inside=False)

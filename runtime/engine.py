@@ -11,9 +11,15 @@ from collections import deque
 
 import torch
 
+from zipage_lang.kernels.backend import Backend
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.constraints import Constraints
-from zipage_lang.runtime.engine_parts import EngineParts, gather_parts, make_runner
+from zipage_lang.runtime.engine_parts import (
+    EngineParts,
+    configured_backend,
+    gather_parts,
+    make_runner,
+)
 from zipage_lang.runtime.grammar_gate import GrammarGate, Passed
 from zipage_lang.runtime.laps import Laps
 from zipage_lang.runtime.messages import (
@@ -33,6 +39,7 @@ from zipage_lang.runtime.request import RequestRefused
 from zipage_lang.runtime.scheduler import Scheduler
 from zipage_lang.runtime.self_check import SelfCheck
 from zipage_lang.runtime.snapshot import Snapshot
+from zipage_lang.runtime.start_turn import turn_on_card
 from zipage_lang.runtime.step_plan import StepPlan
 from zipage_lang.runtime.vocabulary import load_vocabulary
 
@@ -59,29 +66,18 @@ class Engine:
         """Load the model and allocate the pool. Raises ValueError or RuntimeError with the fix."""
         if config.model.num_threads is not None:
             torch.set_num_threads(config.model.num_threads)
-        start_log.info("loading the model")
+        self.config = config
         laps = Laps()
-        parts = gather_parts(config, laps)
+        backend = configured_backend(config.model)
+        with turn_on_card(backend.device):
+            parts, constraints = self._take_memory(backend, laps)
         limits = parts.limits
-        self.config, self.arch = config, parts.loaded.arch
-        start_log.info("making the KV pool")
-        constraints = Constraints(
-            lambda: load_vocabulary(parts.path, limits.vocab_size), limits.eos_token_ids
-        )
+        self.arch = parts.loaded.arch
         self._gate = GrammarGate(
             constraints, config.scheduler.max_waiting, config.scheduler.max_waiting_per_tenant
         )
         self._constraints = constraints
         self._open = OpenRequests()
-        self.runner = make_runner(parts, limits, constraints.make)
-        laps.end("pool")
-        self.runner.capture_graphs(
-            config.compression.kv_mode != "off",
-            lambda done, total: start_log.info(
-                "capturing decode graphs", extra={"count": (done, total)}
-            ),
-        )
-        laps.end("graphs")
         num_host_blocks = self.runner.take_host_memory()
         self.limits = limits = dataclasses.replace(limits, num_host_blocks=num_host_blocks)
         laps.end("host memory")
@@ -100,6 +96,26 @@ class Engine:
         is_ahead = parts.backend.name == "cuda" if wants_overlap is None else wants_overlap
         self._num_ahead = 1 if is_ahead else 0
         self.ready = _ready(parts)
+
+    def _take_memory(self, backend: Backend, laps: Laps) -> tuple[EngineParts, Constraints]:
+        """Weights, pool and graphs: what a start measures the device for, then takes."""
+        start_log.info("loading the model")
+        parts = gather_parts(self.config, backend, laps)
+        limits = parts.limits
+        start_log.info("making the KV pool")
+        constraints = Constraints(
+            lambda: load_vocabulary(parts.path, limits.vocab_size), limits.eos_token_ids
+        )
+        self.runner = make_runner(parts, limits, constraints.make)
+        laps.end("pool")
+        self.runner.capture_graphs(
+            self.config.compression.kv_mode != "off",
+            lambda done, total: start_log.info(
+                "capturing decode graphs", extra={"count": (done, total)}
+            ),
+        )
+        laps.end("graphs")
+        return parts, constraints
 
     def handle(self, message: AddRequest | Fork | Stop | Abort | Release) -> None:
         """Take in a client's message. A refused request gets its error as an output.

@@ -59,13 +59,18 @@ class EngineParts:
     calibrations: Calibrations  # measured when a policy first needs them
 
 
-def gather_parts(config: EngineConfig, laps: Laps) -> EngineParts:
+def configured_backend(config: ModelConfig) -> Backend:
+    """Raises ValueError or SetupError, with the fix, where it can't be had."""
+    dtype = DTYPES[config.dtype]
+    return choose_backend(config.backend, dtype, deterministic=config.deterministic)
+
+
+def gather_parts(config: EngineConfig, backend: Backend, laps: Laps) -> EngineParts:
     """Load the model and find the limits; on a card the pool's size is measured.
 
     Raises ValueError or RuntimeError with the fix.
     """
     dtype = DTYPES[config.model.dtype]
-    backend = choose_backend(config.model.backend, dtype, deterministic=config.model.deterministic)
     used_before = memory_in_use(backend.device)
     path, loaded = load_configured(config.model, dtype, backend)
     policies = load_policies()

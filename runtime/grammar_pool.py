@@ -19,6 +19,10 @@ from zipage_lang.runtime.grammar import GrammarError, GrammarTooCostly
 from zipage_lang.runtime.grammar_source import GrammarSource
 
 MAX_WAIT_S = 60.0  # for one answer, on a busy machine: the worker's own bound is of CPU time
+NO_WORKER = (
+    "the process that compiles grammars ended as soon as it was started: the machine may be short "
+    "of memory; try again later"
+)
 
 
 class GrammarPool:
@@ -44,11 +48,7 @@ class GrammarPool:
 
     def compile(self, source: GrammarSource) -> bytes:
         """The compiled grammar as xgrammar writes it. Raises GrammarError."""
-        message = frames.frame(frames.Compile(source))
-        worker = self._take()
-        while not worker.send(message):  # it has ended since it was last asked
-            worker.kill()
-            worker = self._take()
+        worker = self._asked(frames.frame(frames.Compile(source)))
         answer = worker.receive(time.monotonic() + MAX_WAIT_S)
         if answer is None:
             raise GrammarTooCostly(self._why(worker.ran_out_of_time()))
@@ -77,11 +77,22 @@ class GrammarPool:
             "make it simpler"
         )
 
-    def _take(self) -> "_Worker":
+    def _asked(self, message: bytes) -> "_Worker":
+        """A worker that has the message: one that has ended since it was last asked is replaced.
+        Raises GrammarError where a new one ends at once, as the next would too."""
+        while (worker := self._take_idle()) is not None:
+            if worker.send(message):
+                return worker
+            worker.kill()
+        worker = _Worker(self._setup)
+        if not worker.send(message):
+            worker.kill()
+            raise GrammarError(NO_WORKER)
+        return worker
+
+    def _take_idle(self) -> "_Worker | None":
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return _Worker(self._setup)
+            return self._idle.pop() if self._idle else None
 
     def _give_back(self, worker: "_Worker") -> None:
         with self._lock:

@@ -182,14 +182,16 @@ class ModelRunner:
         def lose_blocks(swaps: Sequence[BlockSwap]) -> None:
             losses.block_ids.update(swap.block_id for swap in swaps)
 
-        swap, run = self._host_swap, self._retries.run
+        swap, run, swap_ins = self._host_swap, self._retries.run, plan.swap_ins
         if plan.swap_outs:
             run(plan.swap_outs, swap.swap_out, halved, lose_host)
-            lose_blocks([item for item in plan.swap_ins if item.host_id in losses.host_ids])
+        if losses.host_ids:  # what did not get there does not come back
+            lose_blocks([item for item in swap_ins if item.host_id in losses.host_ids])
+            swap_ins = tuple(item for item in swap_ins if item.host_id not in losses.host_ids)
         if plan.block_copies:
             run(plan.block_copies, self._copy_blocks, halved, lose_copies)
-        if plan.swap_ins:
-            run(plan.swap_ins, swap.swap_in, halved, lose_blocks)
+        if swap_ins:
+            run(swap_ins, swap.swap_in, halved, lose_blocks)
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         device = self._backend.device

@@ -47,12 +47,15 @@ class PlanBuilder:
         self.compactions: list[PlannedCompaction] = []
         self.blocks_promised = 0  # coming blocks that a stalled request is waiting for
         self.has_displaced = False  # someone was preempted or swapped to make room
+        # Leaders, and samples that wait with what their leader's chunk of this step computes.
+        self.branches: list[tuple[Request, Request]] = []
         self._planned: set[int] = set()  # rows
-        self._row_setups: list[RowSetup] = []
+        self._row_setups: dict[int, RowSetup] = {}  # by row
         self._updates: list[BlockUpdate] = []
         self._copies: list[BlockCopy] = []
         self._swap_outs: list[BlockSwap] = []
         self._swap_ins: list[BlockSwap] = []
+        self._host_ids_read: list[int] = []
 
     @property
     def is_empty(self) -> bool:
@@ -61,20 +64,22 @@ class PlanBuilder:
     def is_planned(self, request: Request) -> bool:
         return request.row in self._planned
 
+    def is_set_up(self, request: Request) -> bool:
+        """Whether it took its row in this step: what its blocks hold may come only with it."""
+        return request.row in self._row_setups
+
     def set_up_row(self, request: Request) -> None:
         assert request.row is not None
         assert request.table is not None
         # A row given up in this very step leaves nothing behind.
-        self._row_setups = [setup for setup in self._row_setups if setup.row != request.row]
-        self._updates = [update for update in self._updates if update.row != request.row]
-        self._row_setups.append(
-            RowSetup(
-                row=request.row,
-                token_ids=tuple(request.token_ids),
-                num_prompt_tokens=request.num_prompt_tokens,
-                sampling=request.sampling,
-                seed=request.seed,
-            )
+        if self._row_setups.pop(request.row, None) is not None:
+            self._updates = [update for update in self._updates if update.row != request.row]
+        self._row_setups[request.row] = RowSetup(
+            row=request.row,
+            token_ids=tuple(request.token_ids),
+            num_prompt_tokens=request.num_prompt_tokens,
+            sampling=request.sampling,
+            seed=request.seed,
         )
         self._updates.append(BlockUpdate(request.row, 0, tuple(request.table.block_ids)))
 
@@ -84,6 +89,10 @@ class PlanBuilder:
             self._copies.append(BlockCopy(*append.copy))
         if append.block_ids:
             self._updates.append(BlockUpdate(request.row, append.first, append.block_ids))
+
+    def is_copy(self, block_id: int) -> bool:
+        """Whether the block gets its contents from another in this step."""
+        return any(copy.dst == block_id for copy in self._copies)
 
     def add_decode(self, request: Request, chunk: Chunk) -> None:
         """As `add_chunk` of a request that draws for itself alone."""
@@ -107,11 +116,19 @@ class PlanBuilder:
     def host_ids_read(self) -> tuple[int, ...]:
         """Host blocks that come back in this step: free once it is sealed, not before, since a
         swap-out of the same step would overwrite them."""
-        return tuple(swap.host_id for swap in self._swap_ins)
+        return tuple(self._host_ids_read)
 
     def swap_in(self, block_ids: list[int], host_ids: tuple[int, ...]) -> None:
         pairs = zip(block_ids, host_ids, strict=True)
         self._swap_ins.extend(BlockSwap(block_id, host_id) for block_id, host_id in pairs)
+        self._host_ids_read += host_ids
+
+    def cancel_swap_in(self, block_ids: list[int]) -> bool:
+        """Leave these blocks alone, which others may get in this very step. False where nothing
+        was to come back to them."""
+        given_up, swap_ins = set(block_ids), self._swap_ins
+        self._swap_ins = [swap for swap in swap_ins if swap.block_id not in given_up]
+        return len(self._swap_ins) < len(swap_ins)
 
     def _in_batch_order(self) -> list[PlannedChunk]:
         """Decodes first, those that share a prefix side by side: a card attends to neighbours at
@@ -124,7 +141,7 @@ class PlanBuilder:
     def seal(self, step: int) -> StepPlan:
         return StepPlan(
             step=step,
-            row_setups=tuple(self._row_setups),
+            row_setups=tuple(self._row_setups.values()),
             block_updates=tuple(self._updates),
             swap_outs=tuple(self._swap_outs),
             swap_ins=tuple(self._swap_ins),

@@ -79,10 +79,17 @@ class Pressure:
                 return True
         return False
 
-    def preempt(self, request: Request) -> None:
-        """Back to its place in the queue; what is computed stays in the tree if there is room."""
+    def preempt(self, request: Request, plan: PlanBuilder) -> None:
+        """Back to its place in the queue; what is computed stays in the tree if there is room.
+
+        What was to come back from host memory in this very step is nowhere then.
+        """
+        assert request.table is not None, f"{request.request_id} runs without blocks"
         self._state.stop_running(request)
-        self._state.keep_in_tree(request)
+        if plan.cancel_swap_in(request.table.block_ids):
+            self._state.drop_blocks(request)
+        else:
+            self._state.keep_in_tree(request)
         request.status = Status.WAITING
         self._state.waiting.add(request)
         self._state.counts.num_preemptions += 1
@@ -108,7 +115,7 @@ class Pressure:
         if self.can_swap_out(victim):
             self._swap_out(victim, plan)
         else:
-            self.preempt(victim)
+            self.preempt(victim, plan)
 
     def can_swap_out(self, victim: Request) -> bool:
         """Whether the victim's state fits in host memory and may go on from there."""
@@ -127,10 +134,13 @@ class Pressure:
         return next(swappable, None) or next(plain, victims[0] if victims else None)
 
     def _victims(self, request: Request, plan: PlanBuilder) -> Iterator[Request]:
+        """Nobody who came in this step: swap-ins follow swap-outs, so it would take with it what
+        has not come yet."""
         for victim in reversed(self._state.running):
             if victim.precedence <= request.precedence:
                 return
-            if victim.status is Status.RUNNING and not plan.is_planned(victim):
+            is_idle = victim.status is Status.RUNNING and not plan.is_planned(victim)
+            if is_idle and not plan.is_set_up(victim):
                 yield victim
 
     def _swap_out(self, victim: Request, plan: PlanBuilder) -> None:

@@ -71,11 +71,11 @@ class RemoteLine:
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                self._check_lease()
-                return None
+                break
             data = self._admitted(frames[0], frames[1] if len(frames) == 2 else NO_MESSAGE)
             if data is not None:
                 return data
+        self._check_lease()
         return None
 
     def send(self, data: bytes) -> None:

@@ -163,6 +163,8 @@ class Scheduler:
         step = self._state.counts.num_steps + 1
         sealed = plan.seal(step)
         self._state.host.free(plan.host_ids_read)
+        for _, branch in plan.branches:  # till now others can't have asked for what it shares
+            self._state.waiting.note_branch(branch)
         if not sealed.is_empty:
             self._state.counts.num_steps = step
             self._in_flight[step] = plan
@@ -173,7 +175,8 @@ class Scheduler:
         """Memory was refused while the step was launched: end whom that leaves without a sound
         state, and plan smaller steps for a while. To be told before anything else happens."""
         self._state.counts.num_out_of_memory += trouble.num_refusals
-        self._budget.halve(plan.num_tokens)
+        if plan.num_tokens > 0:  # else a swap or a compaction was too large: tokens can't cure it
+            self._budget.halve(plan.num_tokens)
         for request in self._failed(self._in_flight[plan.step], trouble):
             self._fail(request, trouble.error)
 
@@ -416,7 +419,7 @@ class Scheduler:
         """Nobody could move: the newest gives its place up, until the oldest finds room."""
         while plan.is_empty and self._state.running:
             plan.has_displaced = True
-            self._pressure.preempt(self._state.running[-1])
+            self._pressure.preempt(self._state.running[-1], plan)
             if self._state.running:
                 budget = self._run_on(plan, budget)
             else:
@@ -459,22 +462,30 @@ class Scheduler:
             self._fail(request, sample.error)
 
     def _failed(self, builder: PlanBuilder, trouble: StepTrouble) -> list[Request]:
-        """Whose rows failed, who waits for such a row's prefill or with its new blocks, and whose
-        host blocks were not written."""
+        """Whose rows failed, who waits for such a row's prefill or branched off in this very step,
+        and whose host blocks were not written."""
         state, rows, lost = self._state, set(trouble.failed_rows), set(trouble.lost_host_ids)
         failed = [request for request in state.running if request.row in rows]
         for planned in builder.chunks:
             if planned.chunk.row in rows:
+                num_copied = self._num_copied(builder, planned)
                 failed += [
                     sample
-                    for sample in self._by_id.get(planned.request.request_id, ())
-                    if sample.status is Status.WAITING
-                    and sample.logical_len > planned.chunk.position
+                    for leader, sample in builder.branches
+                    if leader.row == planned.chunk.row
+                    and sample.logical_len > planned.chunk.position - num_copied
                 ]
         for request in state.waiting:
             if request.swapped is not None and not lost.isdisjoint(request.swapped.host_ids):
                 failed.append(request)
         return failed + [follower for request in failed for follower in request.followers]
+
+    def _num_copied(self, builder: PlanBuilder, planned: PlannedChunk) -> int:
+        """Tokens just ahead of the chunk that its step was to copy into the chunk's first block."""
+        block, num_ahead = divmod(planned.chunk.resident_start, self._state.block_size)
+        table = planned.request.table
+        assert table is not None, f"{planned.request.request_id} computes without blocks"
+        return num_ahead if builder.is_copy(table.block_ids[block]) else 0
 
     def _fail(self, request: Request, error: str) -> None:
         """End one sample with an error; what its blocks hold is not to be trusted."""

@@ -40,6 +40,10 @@ class WaitingQueue:
         if request.table is not None:
             self._branches.add(request)
 
+    def note_branch(self, request: Request) -> None:
+        """One that waits has been given blocks, and they hold what they should."""
+        self._branches.add(request)
+
     def remove(self, request: Request) -> None:
         request.account.waiting.remove(request)
         self._num_requests -= 1

@@ -27,9 +27,12 @@ class HeldStates:
     def __len__(self) -> int:
         return len(self._timers) + len(self._expected)
 
-    def expect(self, request_ids: Iterable[str]) -> None:
-        """These run, and will hold their states when they end."""
-        self._expected.update(request_ids)
+    def expect(self, request_ids: Iterable[str]) -> list[str]:
+        """These run, and will hold their states when they end. Tells those that were not expected:
+        of another one there is a call already, whose state must not be let go by this one's end."""
+        new = [request_id for request_id in request_ids if request_id not in self._expected]
+        self._expected.update(new)
+        return new
 
     def begin(self, request_ids: Iterable[str]) -> None:
         """They have ended: begin the leases. Whose owner was quicker to release is let go again,

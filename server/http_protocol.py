@@ -1,6 +1,7 @@
 """HTTP/1.1 of uvicorn and httptools, with an end to what a client may send and keep waiting for.
 
-Without it a head that never ends would fill the memory, before any key is asked for. Where
+Without it a head that never ends would fill the memory, before any key is asked for; and whoever
+takes nothing of an answer would keep its place for ever, and what is drawn for it in memory. Where
 httptools is missing uvicorn has h11 instead, which bounds heads itself.
 Knows nothing of routes or keys.
 """
@@ -11,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 2**16  # of a request line with its headers, or of a body's trailers
 STALL_S = 60.0  # in which a head must be whole, and a body must go on
+TAKE_S = 300.0  # in which some of an answer must be taken: a program may be stopped a while
 
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -26,10 +28,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._num_unread = 0  # bytes that have brought neither a whole head nor more of a body
         self._has_moved = False
         self._stall: asyncio.TimerHandle | None = None
+        self._untaken: asyncio.TimerHandle | None = None
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._note_taken()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -57,6 +61,19 @@ class BoundedHttp(HttpToolsProtocol):
         self._has_moved = True
         self._stop_waiting()
         super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._untaken = self.loop.call_later(TAKE_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._note_taken()
+        super().resume_writing()
+
+    def _note_taken(self) -> None:
+        if self._untaken is not None:
+            self._untaken.cancel()
+            self._untaken = None
 
     def _refuse(self) -> None:
         is_answering = self.cycle is not None and not self.cycle.response_complete

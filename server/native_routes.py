@@ -11,12 +11,13 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from zipage_lang.frontend.outputs import RequestOutput
 from zipage_lang.server.api_error import ApiError
+from zipage_lang.server.bodies import Items
 from zipage_lang.server.engine_errors import engine_errors
 from zipage_lang.server.held_states import HeldStates
 from zipage_lang.server.json_response import JsonResponse
@@ -27,6 +28,7 @@ from zipage_lang.server.side_by_side import gathered, merged
 from zipage_lang.server.sse import event_stream
 from zipage_lang.server.tenants import operator_only
 
+MAX_RELEASED = 2**16  # at once: the engine looks at each of them between two steps
 ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "One answer, or one for each prompt and sample; as events with `stream`.",
@@ -60,7 +62,7 @@ class ReleaseRequest(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    request_ids: list[str]
+    request_ids: Items[str] = Field(max_length=MAX_RELEASED)
 
 
 def make_router(service: Service) -> APIRouter:
@@ -227,13 +229,12 @@ class _Generation:
     def _leased(self) -> Iterator[None]:
         """What is held begins its lease at the end, even of who left right then; who left before
         the end has aborted, and nothing is held of that."""
-        held = [self._tenant.engine_id(name) for name in self._ids] if self._body.hold else []
-        self._held.expect(held)
+        places = {self._tenant.engine_id(name): place for place, name in enumerate(self._ids)}
+        held = self._held.expect(places) if self._body.hold else []
         try:
             yield
         finally:
-            cut = [name for i, name in enumerate(held) if self._ended[i] < self._sampling.n]
-            self._held.forget(cut)
+            self._held.forget(name for name in held if self._ended[places[name]] < self._sampling.n)
             self._held.begin(held)
 
 

@@ -15,6 +15,7 @@ from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.messages import KVUsage, LogprobEntry, Usage
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.server.api_error import ApiError
+from zipage_lang.server.bodies import Items
 from zipage_lang.server.names import Name, PlainText
 
 MAX_PROMPTS = 1024
@@ -38,8 +39,8 @@ class GenerateRequest(BaseModel):
         },
     )
 
-    text: str | list[str] | None = None
-    input_ids: TokenIds | list[TokenIds] | None = None
+    text: str | Items[str] | None = None
+    input_ids: Items[int] | Items[Items[int]] | None = None
     sampling_params: dict[str, Any] | None = None
     return_logprob: bool = False
     logprob_start_len: int = Field(-1, description="first prompt token to score; -1: none")

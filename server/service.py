@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from zipage_lang.frontend.async_llm import AsyncLLM
 from zipage_lang.frontend.errors import ZipageError
@@ -27,9 +28,21 @@ from zipage_lang.server.supervisor import LLMFactory, Supervisor
 from zipage_lang.server.tenants import Tenant, Tenants, current_tenant
 
 ABORT_GRACE_S = 5.0  # for aborted requests to tell their clients so
-LONG_TEXT = 20_000  # characters or tokens; longer texts are worked on beside the event loop
+LONG_TEXT = 20_000  # characters or tokens; longer texts are worked on in a thread
+
+T = TypeVar("T")
 
 log = logging.getLogger("zipage.server")
+
+
+async def beside_streams(size: int, work: Callable[..., T], *arguments: Any) -> T:
+    """`work(*arguments)`, on so many characters or tokens: streams go on beside it if it is long,
+    and else behind it, however many pieces of work a call consists of."""
+    if size >= LONG_TEXT:
+        return await asyncio.to_thread(work, *arguments)
+    done = work(*arguments)
+    await asyncio.sleep(0)
+    return done
 
 
 class Service:
@@ -169,20 +182,16 @@ class Service:
 
         Raises ApiError 400 for what is no text, or too long a one to fit into the context.
         """
-        encode = self.llm.tokenizer.encode
+        tokenizer, max_len = self.llm.tokenizer, self.llm.ready.max_model_len
         with engine_errors():
-            if len(text) < LONG_TEXT:
-                return encode(text, add_special_tokens)
-            tokenizer, max_len = self.llm.tokenizer, self.llm.ready.max_model_len
-            check_text_len(text, tokenizer.longest_token_len, max_len)
-            return await asyncio.to_thread(encode, text, add_special_tokens)
+            if len(text) >= LONG_TEXT:
+                check_text_len(text, tokenizer.longest_token_len, max_len)
+            return await beside_streams(len(text), tokenizer.encode, text, add_special_tokens)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids; many do not hold up the streams meanwhile."""
         decode = self.llm.tokenizer.decode
-        if len(token_ids) < LONG_TEXT:
-            return decode(token_ids, skip_special_tokens)
-        return await asyncio.to_thread(decode, token_ids, skip_special_tokens)
+        return await beside_streams(len(token_ids), decode, token_ids, skip_special_tokens)
 
     async def generate(
         self,

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+MAX_AHEAD = 64  # items that wait for whoever takes them: each may be a whole output so far
 
 
 async def gathered(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -27,14 +28,14 @@ async def merged(
 ) -> AsyncGenerator[tuple[int, T], None]:
     """(place of the stream, item), in the order they come.
 
-    The first error ends all; closing this closes all.
+    The first error ends all; closing this closes all. Who takes slowly slows the streams.
     """
     if len(streams) == 1:  # the usual case, without a task and a queue in between
         async with contextlib.aclosing(streams[0]) as stream:
             async for item in stream:
                 yield 0, item
         return
-    arrived: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue()
+    arrived: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(MAX_AHEAD)
     tasks = [
         asyncio.create_task(_pump(place, stream, arrived)) for place, stream in enumerate(streams)
     ]
@@ -62,8 +63,8 @@ async def _pump(
     try:
         async with contextlib.aclosing(stream):
             async for item in stream:
-                arrived.put_nowait((place, item))
+                await arrived.put((place, item))
     except Exception as error:
-        arrived.put_nowait(error)
+        await arrived.put(error)
     else:
-        arrived.put_nowait(None)
+        await arrived.put(None)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from zipage_lang.server.api_error import ApiError
+from zipage_lang.server.bodies import Items
 from zipage_lang.server.json_response import JsonResponse
 from zipage_lang.server.service import Service
 
@@ -23,7 +24,7 @@ class TokenizeRequest(BaseModel):
     )
 
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Items[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
 
@@ -41,7 +42,7 @@ class DetokenizeRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, json_schema_extra={"examples": [{"tokens": [504]}]})
 
-    tokens: list[int]
+    tokens: Items[int]
     skip_special_tokens: bool = False
 
 

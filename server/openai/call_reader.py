@@ -33,7 +33,7 @@ class CallReader:
         self.index = index
         self._scanner = ObjectScanner()
         self._key = ""
-        self._value = ""
+        self._value: list[str] = []  # pieces of the text, which can be long
         self._arguments: str | None = None  # written before the name was known
         self._has_arguments = False
 
@@ -48,7 +48,7 @@ class CallReader:
         pieces: list[CallPiece] = []
         for event, text in self._scanner.feed(run):
             if event is Event.KEY:
-                self._key, self._value = text, ""
+                self._key, self._value = text, []
                 self.is_broken |= self.name is None and text not in CALL_KEYS
             elif event is Event.VALUE:
                 pieces += self._add(text)
@@ -63,10 +63,10 @@ class CallReader:
     @property
     def _is_object(self) -> bool:
         """Whether the value is streamed as it comes: texts and words wait until they are whole."""
-        return self._value[:1] == "{"
+        return self._value[0] == "{"
 
     def _add(self, text: str) -> list[CallPiece]:
-        self._value += text
+        self._value.append(text)
         if self.name is None or self._key not in ARGUMENT_KEYS or self._has_arguments:
             return []
         return [CallPiece(self.index, arguments=text)] if self._is_object else []
@@ -77,14 +77,14 @@ class CallReader:
         if self._key not in ARGUMENT_KEYS or self._has_arguments:
             return []
         if self.name is None:
-            self._arguments = _as_object(self._value)
+            self._arguments = _as_object("".join(self._value))
             return []
         self._has_arguments = True
-        return [] if self._is_object else self._told(_as_object(self._value))
+        return [] if self._is_object else self._told(_as_object("".join(self._value)))
 
     def _take_name(self) -> list[CallPiece]:
         try:
-            name = json.loads(self._value)
+            name = json.loads("".join(self._value))
         except ValueError:
             name = None
         if not isinstance(name, str) or not name:

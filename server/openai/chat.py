@@ -13,7 +13,7 @@ from zipage_lang.server.openai.chat_call import prepare_chat
 from zipage_lang.server.openai.chat_reply import ChatChunks, chat_completion
 from zipage_lang.server.openai.chat_request import ChatRequest
 from zipage_lang.server.openai.model_traits import TraitsBook
-from zipage_lang.server.service import Service
+from zipage_lang.server.service import Service, beside_streams
 from zipage_lang.server.sse import event_stream
 
 
@@ -29,7 +29,9 @@ def make_router(service: Service) -> APIRouter:
         """Go on with a conversation."""
         call = await prepare_chat(service, traits.current(), body)
         if not body.streams:
-            return JsonResponse(chat_completion(call, await call.complete()))
+            outputs = await call.complete()
+            size = sum(len(output.text) for output in outputs)
+            return JsonResponse(await beside_streams(size, chat_completion, call, outputs))
         chunks = ChatChunks(
             call, tells_usage=body.tells_usage, tells_usage_always=body.tells_usage_always
         )

@@ -17,7 +17,7 @@ from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.server.api_error import ApiError
 from zipage_lang.server.openai.chat_logprobs import ChatLogprobs
 from zipage_lang.server.openai.chat_request import ChatRequest
-from zipage_lang.server.openai.conversation import prompt_text
+from zipage_lang.server.openai.conversation import prompt_text, text_of
 from zipage_lang.server.openai.fields import SamplingFields
 from zipage_lang.server.openai.grammar_fields import grammar_of
 from zipage_lang.server.openai.model_traits import ModelTraits
@@ -27,6 +27,8 @@ from zipage_lang.server.openai.thinking import think_params
 from zipage_lang.server.openai.thought_feed import ThoughtFeed
 from zipage_lang.server.openai.tool_use import ToolUse, tool_use
 from zipage_lang.server.service import LONG_TEXT, Service
+
+MANY_MESSAGES = 200  # for a template to write while streams wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,10 +185,19 @@ async def _rendered(
     service: Service, traits: ModelTraits, body: ChatRequest, tools: ToolUse
 ) -> str:
     tokenizer = service.llm.tokenizer
-    size = sum(len(message.content or "") for message in body.messages)
-    if size < LONG_TEXT and len(body.messages) < 200:
+    if _is_little(body):
         return prompt_text(body, tools, traits, tokenizer)
     return await asyncio.to_thread(prompt_text, body, tools, traits, tokenizer)
+
+
+def _is_little(body: ChatRequest) -> bool:
+    """Whether a template is done with it at once: of values of any kind that is not known."""
+    has_values = body.tools or body.chat_template_kwargs or any(m.tool_calls for m in body.messages)
+    if has_values or len(body.messages) >= MANY_MESSAGES:
+        return False
+    thoughts = (message.reasoning_content or message.reasoning or "" for message in body.messages)
+    texts = (text_of(message.content) for message in body.messages)
+    return sum(map(len, (*thoughts, *texts))) < LONG_TEXT
 
 
 def _check_logprobs(body: ChatRequest) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
+from zipage_lang.server.bodies import Items
 from zipage_lang.server.openai.fields import Body, Json, SamplingFields, otherwise
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -23,7 +24,7 @@ class ContentPart(Body):
 
 
 Content = Annotated[
-    StrictStr | list[ContentPart] | None,
+    StrictStr | Items[ContentPart] | None,
     otherwise('must be a text, null or a list of parts such as {"type": "text", "text": "..."}'),
 ]
 
@@ -49,7 +50,7 @@ class Message(Body):
     role: Role
     content: Content = None
     name: StrictStr | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: StrictStr | None = None
     reasoning_content: StrictStr | None = Field(None, description="what the model thought")
     reasoning: StrictStr | None = Field(None, description="the same, by its other name")
@@ -84,7 +85,7 @@ class NamedTool(Body):
 
 class AllowedToolsChoice(Body):
     mode: Literal["auto", "required"]
-    tools: list[NamedTool]
+    tools: Items[NamedTool]
 
 
 class AllowedTools(Body):
@@ -145,7 +146,7 @@ class ChatRequest(SamplingFields):
         }
     )
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Items[Message] = Field(min_length=1)
     max_completion_tokens: StrictInt | None = Field(
         None, ge=1, description="thinking counts too; null: up to the end of the context"
     )
@@ -155,7 +156,7 @@ class ChatRequest(SamplingFields):
     logprobs: StrictBool | None = None
     top_logprobs: StrictInt | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = Field(None, max_length=128)
+    tools: Items[Tool] | None = Field(None, max_length=128)
     tool_choice: ToolChoice = None
     parallel_tool_calls: StrictBool | None = None
     reasoning_effort: Effort | None = Field(None, description="none turns thinking off")

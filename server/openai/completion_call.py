@@ -3,7 +3,6 @@
 Knows nothing of HTTP, or of the form in which the answer is told.
 """
 
-import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncGenerator
@@ -160,11 +159,7 @@ async def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]
     if len(prompts) > 1:
         service.check_size(num_choices)
     adds = body.add_special_tokens is not False
-    encoded = []
-    for prompt in prompts:
-        encoded.append(await _ids(service, prompt, adds_special_tokens=adds))
-        await asyncio.sleep(0)  # streams go on between two of many prompts
-    return encoded
+    return [await _ids(service, prompt, adds_special_tokens=adds) for prompt in prompts]
 
 
 async def _ids(service: Service, prompt: Any, *, adds_special_tokens: bool) -> list[int]:

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
+from zipage_lang.server.bodies import Items
 from zipage_lang.server.openai.chat_request import ResponseFormat
 from zipage_lang.server.openai.fields import SamplingFields, otherwise
 
 Prompt = Annotated[
-    StrictStr | list[StrictStr] | list[StrictInt] | list[list[StrictInt]],
+    StrictStr | Items[StrictStr] | Items[StrictInt] | Items[Items[StrictInt]],
     otherwise("must be a text, token ids, or a list of either; all of one kind"),
 ]
 

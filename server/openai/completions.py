@@ -13,7 +13,7 @@ from zipage_lang.server.openai.completion_call import prepare_completion
 from zipage_lang.server.openai.completion_reply import CompletionChunks, completion
 from zipage_lang.server.openai.completion_request import CompletionRequest
 from zipage_lang.server.openai.model_traits import TraitsBook
-from zipage_lang.server.service import Service
+from zipage_lang.server.service import Service, beside_streams
 from zipage_lang.server.sse import event_stream
 
 
@@ -27,7 +27,9 @@ def make_router(service: Service) -> APIRouter:
         """Go on with a text, or with several."""
         call = await prepare_completion(service, traits.current(), body)
         if not body.streams:
-            return JsonResponse(completion(call, await call.complete()))
+            results = await call.complete()
+            size = sum(len(o.text) + len(o.prompt_token_ids) for group in results for o in group)
+            return JsonResponse(await beside_streams(size, completion, call, results))
         chunks = CompletionChunks(
             call, tells_usage=body.tells_usage, tells_usage_always=body.tells_usage_always
         )

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic.types import Strict
 from pydantic_core import PydanticCustomError
 
+from zipage_lang.server.bodies import Items, values_of
 from zipage_lang.server.names import Name, PlainText
 
 Real = Annotated[float, Strict()]  # a whole number is one too; a text is none
@@ -39,7 +40,9 @@ def otherwise(told: str) -> WrapValidator:
     return WrapValidator(check)
 
 
-Stop = Annotated[StrictStr | list[StrictStr] | None, otherwise("must be a text or a list of texts")]
+Stop = Annotated[
+    StrictStr | Items[StrictStr] | None, otherwise("must be a text or a list of texts")
+]
 
 
 class Body(BaseModel):
@@ -92,7 +95,9 @@ class SamplingFields(Body):
     stop: Stop = Field(None, description="texts that end the output; they are not part of it")
     presence_penalty: Real | None = Field(None, ge=-2, le=2)
     frequency_penalty: Real | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Real] | None = Field(None, description="token id -> added to its logit")
+    logit_bias: Annotated[dict[str, Real], values_of(Real)] | None = Field(
+        None, description="token id -> added to its logit"
+    )
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     user: StrictStr | None = None
@@ -102,7 +107,7 @@ class SamplingFields(Body):
     repetition_penalty: Real | None = Field(None, ge=0.001, le=100)
     min_tokens: StrictInt | None = Field(None, ge=0)
     ignore_eos: StrictBool | None = None
-    stop_token_ids: list[StrictInt] | None = None
+    stop_token_ids: Items[StrictInt] | None = None
     skip_special_tokens: StrictBool | None = None
     regex: StrictStr | None = Field(None, description="the answer matches it")
     ebnf: StrictStr | None = Field(None, description="the answer is derived from its rule `root`")
@@ -113,7 +118,7 @@ class SamplingFields(Body):
     )
     guided_json: Json | StrictStr | None = None
     guided_regex: StrictStr | None = None
-    guided_choice: list[StrictStr] | None = None
+    guided_choice: Items[StrictStr] | None = None
     guided_grammar: StrictStr | None = None
     kv: KVFields | None = Field(None, description="how the KV cache is bounded")
     cache_salt: StrictStr | None = Field(

@@ -53,7 +53,7 @@ class ObjectScanner:
 
     def __init__(self) -> None:
         self._state = _State.START
-        self._key = ""
+        self._key: list[str] = []  # its characters: it can be long
         self._brackets: list[str] = []  # that must still close, in the value
         self._is_quoted = self._is_escaped = False
         self._kind = ""  # first character of the value
@@ -94,7 +94,7 @@ class ObjectScanner:
             return END
         if state is _State.COMMA:
             return self._expect(character, ",", _State.NEXT_KEY)
-        self._key = character
+        self._key = [character]
         return self._expect(character, '"', _State.KEY)
 
     def _expect(self, character: str, wanted: str, state: _State) -> Found:
@@ -104,13 +104,13 @@ class ObjectScanner:
         return NOTHING
 
     def _in_key(self, character: str) -> Found:
-        self._key += character
+        self._key.append(character)
         if self._is_escaped or character != '"':
             self._is_escaped = character == "\\" and not self._is_escaped
             return NOTHING
         self._state = _State.COLON
         try:
-            return Found(Event.KEY, json.loads(self._key))
+            return Found(Event.KEY, json.loads("".join(self._key)))
         except ValueError:
             return BROKEN
 

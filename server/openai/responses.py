@@ -13,7 +13,7 @@ from zipage_lang.server.openai.chat_call import prepare_chat
 from zipage_lang.server.openai.model_traits import TraitsBook
 from zipage_lang.server.openai.response_reply import ResponseReply
 from zipage_lang.server.openai.responses_request import ResponsesRequest
-from zipage_lang.server.service import Service
+from zipage_lang.server.service import Service, beside_streams
 from zipage_lang.server.sse import event_stream
 
 
@@ -31,7 +31,7 @@ def make_router(service: Service) -> APIRouter:
         reply = ResponseReply(call, body)
         if not body.streams:
             (output,) = await call.complete()
-            return JsonResponse(reply.whole(output))
+            return JsonResponse(await beside_streams(len(output.text), reply.whole, output))
         return await event_stream(request, reply.events(), done=False)
 
     return router

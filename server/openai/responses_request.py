@@ -4,11 +4,12 @@ Knows nothing of engines or of how the answer is told.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from zipage_lang.server.api_error import ApiError
+from zipage_lang.server.bodies import Items, values_of
 from zipage_lang.server.openai.chat_request import ChatRequest, ContentPart, Effort
 from zipage_lang.server.openai.fields import Body, Json, SamplingFields
 
@@ -22,11 +23,11 @@ class InputItem(Body):
         None, description="message, function_call, function_call_output or reasoning"
     )
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: StrictStr | list[ContentPart] | None = None
+    content: StrictStr | Items[ContentPart] | None = None
     call_id: StrictStr | None = None
     name: StrictStr | None = None
     arguments: StrictStr | None = None
-    output: StrictStr | list[ContentPart] | None = None
+    output: StrictStr | Items[ContentPart] | None = None
 
 
 class FlatTool(Body):
@@ -72,18 +73,18 @@ class ResponsesRequest(SamplingFields):
         }
     )
 
-    input: StrictStr | list[InputItem]
+    input: StrictStr | Items[InputItem]
     instructions: StrictStr | None = Field(None, description="a system message before the input")
     max_output_tokens: StrictInt | None = Field(None, ge=1)
     text: TextFields | None = None
     reasoning: ReasoningFields | None = None
-    tools: list[FlatTool] | None = Field(None, max_length=128)
+    tools: Items[FlatTool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedFlatTool | None = None
     parallel_tool_calls: StrictBool | None = None
     thinking_token_budget: StrictInt | None = Field(None, ge=0)
     max_thinking_tokens: StrictInt | None = Field(None, ge=0)
     chat_template_kwargs: dict[str, Any] | None = None
-    metadata: dict[str, StrictStr] | None = None
+    metadata: Annotated[dict[str, StrictStr], values_of(StrictStr)] | None = None
     store: StrictBool | None = Field(None, description="nothing is ever stored")
     background: StrictBool | None = Field(None, description="refused")
     previous_response_id: StrictStr | None = Field(None, description="refused")

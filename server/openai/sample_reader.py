@@ -4,13 +4,15 @@ Knows nothing of chunks, choices or JSON.
 """
 
 import dataclasses
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 from zipage_lang.frontend.outputs import FINISH_LENGTH, RequestOutput
 from zipage_lang.server.openai.call_reader import CallPiece
 from zipage_lang.server.openai.chat_logprobs import ChatLogprobs
 from zipage_lang.server.openai.thought_feed import ThoughtFeed
-from zipage_lang.server.openai.tool_calls import ToolParser
+from zipage_lang.server.openai.tool_calls import Piece, ToolParser
 
 FINISH_TOOL_CALLS = "tool_calls"
 
@@ -20,7 +22,7 @@ class Told:
     """What is new of a sample."""
 
     thought: str = ""
-    pieces: list[str | CallPiece] = dataclasses.field(default_factory=list)
+    pieces: list[Piece] = dataclasses.field(default_factory=list)
     logprobs: list[dict[str, Any]] | None = None  # None: not asked for
 
 
@@ -51,8 +53,26 @@ class SampleReader:
             return FINISH_TOOL_CALLS
         return reason
 
-    def _read(self, answer: str, is_final: bool) -> list[str | CallPiece]:
+    def _read(self, answer: str, is_final: bool) -> list[Piece]:
         if self._parser is None:
             return [answer] if answer else []
         pieces = self._parser.feed(answer)
-        return pieces + self._parser.finish() if is_final else pieces
+        return _joined(pieces + self._parser.finish() if is_final else pieces)
+
+
+def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """The same in few: a parser tells arguments character by character, and they can be long."""
+    joined: list[Piece] = []
+    for kind, run in itertools.groupby(pieces, _kind):
+        if kind is None:
+            joined.append("".join(piece for piece in run if isinstance(piece, str)))
+        else:
+            calls = [piece for piece in run if isinstance(piece, CallPiece)]
+            arguments = "".join(call.arguments for call in calls)
+            joined.append(dataclasses.replace(calls[0], arguments=arguments))
+    return joined
+
+
+def _kind(piece: Piece) -> tuple[int, str | None] | None:
+    """What a piece is joined with its neighbours by; a call's name stays alone."""
+    return None if isinstance(piece, str) else (piece.index, piece.name)

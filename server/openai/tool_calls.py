@@ -4,6 +4,7 @@ However a text is cut into pieces, the same calls and the same text come out.
 Knows nothing of templates, grammars, tokens or of how replies are written.
 """
 
+import re
 from collections.abc import Collection
 from typing import Protocol
 
@@ -12,7 +13,9 @@ from zipage_lang.server.openai.json_scan import WHITESPACE
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
-
+LOOK_LEN = 4096  # characters in which a tag is looked for at a time
+PARTING = re.compile(f"[{WHITESPACE}]+")  # what may stand before Llama's first object
+LATER_PARTING = re.compile(f"[{WHITESPACE};]+")  # and between two of them
 
 Piece = str | CallPiece
 
@@ -35,16 +38,20 @@ class _Text:
     """Text around calls. Whitespace at its end waits: behind it there may be nothing but calls."""
 
     def __init__(self) -> None:
-        self._held = ""
+        self._held: list[str] = []  # pieces of it, which can be many
 
     def add(self, text: str) -> list[Piece]:
-        text = self._held + text
         shown = text.rstrip()
-        self._held = text[len(shown) :]
-        return [shown] if shown else []
+        if not shown:
+            self._held.append(text)
+            return []
+        told = "".join((*self._held, shown))
+        self._held = [text[len(shown) :]]
+        return [told]
 
     def finish(self, num_calls: int) -> list[Piece]:
-        return [self._held] if self._held and not num_calls else []
+        held = "".join(self._held)
+        return [held] if held and not num_calls else []
 
 
 class HermesParser:
@@ -56,7 +63,7 @@ class HermesParser:
         self._max_calls = max_calls
         self._text = _Text()
         self._pending = ""  # outside of calls: what could become a tag
-        self._raw = ""  # of a call whose name is not known yet
+        self._raw: list[str] = []  # of a call whose name is not known yet, behind its tag
         self._call: CallReader | None = None
         self._awaits_close = False  # behind a call, before its closing tag
 
@@ -75,26 +82,26 @@ class HermesParser:
     def finish(self) -> list[Piece]:
         pieces: list[Piece] = []
         if self._call is not None and self._call.name is None:
-            pieces += self._text.add(self._raw)
+            pieces += self._text.add(OPEN + "".join(self._raw))
         self._pass(self._pending, pieces)
         return pieces + self._text.finish(self.num_calls)
 
     def _outside(self, text: str, at: int, pieces: list[Piece]) -> int:
         """Look for the next tag; returns where reading goes on."""
-        joined = self._pending + text[at:]
+        joined = self._pending + text[at : at + LOOK_LEN]
         tags = (CLOSE, OPEN) if self._awaits_close else (OPEN,)
         places = [(joined.find(tag), tag) for tag in tags if tag in joined]
         if not places:
             end = len(joined) - held_len(joined, tags)
             self._pass(joined[:end], pieces)
             self._pending = joined[end:]
-            return len(text)
+            return at + LOOK_LEN
         place, tag = min(places)
         self._pass(joined[:place], pieces)
         next_at = at + place + len(tag) - len(self._pending)
         self._pending, self._awaits_close = "", False
         if tag == OPEN:
-            self._call, self._raw = CallReader(self.num_calls), OPEN
+            self._call, self._raw = CallReader(self.num_calls), []
         return next_at
 
     def _pass(self, text: str, pieces: list[Piece]) -> None:
@@ -108,7 +115,7 @@ class HermesParser:
         if self._max_calls is None or call.index < self._max_calls:
             pieces += found
         if not was_named:
-            self._raw += run
+            self._raw.append(run)
             self.num_calls += call.name is not None
         if call.is_over or call.is_broken:
             self._leave(call, pieces)
@@ -119,7 +126,7 @@ class HermesParser:
             self._awaits_close = True
             return
         pieces += self._text.add(OPEN)  # it was no call: its text is the answer's
-        pieces += self.feed(self._raw[len(OPEN) :])
+        pieces += self.feed("".join(self._raw))
 
 
 class LlamaParser:
@@ -134,8 +141,9 @@ class LlamaParser:
         self._names = frozenset(names)
         self._max_calls = max_calls
         self._text = _Text()
-        self._lead = ""  # what stands before the next object: whitespace, a tag, a semicolon
-        self._raw = ""
+        self._lead: list[str] = []  # what stands before the next object
+        self._mark = ""  # the same without what parts calls: the tag, as far as it has come
+        self._raw: list[str] = []
         self._call: CallReader | None = None
         self._is_text = False  # no call can follow
 
@@ -145,12 +153,12 @@ class LlamaParser:
         while at < len(text):
             if self._is_text:
                 return pieces + self._text.add(text[at:])
-            end = at + (1 if self._call is None else self._call.run_len(text, at))
             if self._call is None:
-                self._between(text[at], pieces)
+                at = self._between(text, at, pieces)
             else:
+                end = at + self._call.run_len(text, at)
                 self._inside(self._call, text[at:end], pieces)
-            at = end
+                at = end
         return pieces
 
     def finish(self) -> list[Piece]:
@@ -158,31 +166,38 @@ class LlamaParser:
         if self._call is not None and not self._is_call(self._call):
             self._lead += self._raw
         if self.num_calls == 0 or self._raw:
-            pieces += self._text.add(self._lead)
+            pieces += self._text.add("".join(self._lead))
         return pieces + self._text.finish(self.num_calls)
 
     def _is_call(self, call: CallReader) -> bool:
         return call.name is not None and call.name in self._names
 
-    def _between(self, character: str, pieces: list[Piece]) -> None:
-        if character == "{":
-            self._call, self._raw = CallReader(self.num_calls), ""
-            self._inside(self._call, character, pieces)
-            return
-        self._lead += character
-        lead = self._lead.strip(WHITESPACE + (";" if self.num_calls else ""))
-        if not PYTHON_TAG.startswith(lead):
-            self._give_up(pieces)
+    def _between(self, text: str, at: int, pieces: list[Piece]) -> int:
+        """Take a character, or all of a run that parts calls; returns where reading goes on."""
+        parting = (LATER_PARTING if self.num_calls else PARTING).match(text, at)
+        run = parting[0] if parting else text[at]
+        if run == "{":
+            self._call, self._raw = CallReader(self.num_calls), []
+            self._inside(self._call, run, pieces)
+            return at + 1
+        self._lead.append(run)
+        if parting is None:
+            self._mark += run
+            if not PYTHON_TAG.startswith(self._mark):
+                self._give_up(pieces)
+        elif self._mark:  # a tag does not go on behind it
+            self._mark = self._mark.rstrip(" ") + " "
+        return at + len(run)
 
     def _inside(self, call: CallReader, run: str, pieces: list[Piece]) -> None:
         was_named = call.name is not None
         found = call.feed(run)
         if not was_named:
-            self._raw += run
+            self._raw.append(run)
             self.num_calls += self._is_call(call)
         is_call = self._is_call(call)
         if is_call:
-            self._lead = self._raw = ""
+            self._lead, self._mark, self._raw = [], "", []
             if self._max_calls is None or call.index < self._max_calls:
                 pieces += found
         if (call.is_over or call.is_broken) and is_call:
@@ -191,8 +206,8 @@ class LlamaParser:
             self._give_up(pieces)
 
     def _give_up(self, pieces: list[Piece]) -> None:
-        pieces += self._text.add(self._lead + self._raw)
-        self._lead = self._raw = ""
+        pieces += self._text.add("".join((*self._lead, *self._raw)))
+        self._lead, self._mark, self._raw = [], "", []
         self._call, self._is_text = None, True
 
 

@@ -61,7 +61,7 @@ def access(served):
     return types.SimpleNamespace(url=f"{served.url}/v1", key=API_KEY, model=MODEL)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def scripted():
     """Starts servers in front of the scripted engine, with these ServerConfig fields."""
     import zipage_lang

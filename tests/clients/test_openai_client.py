@@ -279,6 +279,12 @@ def of(server, **options):
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=60, **options)
 
 
+@pytest.fixture(scope="module")
+def without_a_queue(scripted):
+    """64 rows in front of the scripted engine, and no place to wait."""
+    return scripted(max_waiting=0)
+
+
 def test_it_waits_as_told_when_its_requests_are_too_many(scripted):
     """429: a bucket of 60 a minute, so that one is let in again after a second."""
     server = scripted(rate_limit=60)
@@ -291,8 +297,8 @@ def test_it_waits_as_told_when_its_requests_are_too_many(scripted):
         assert patient.completions.create(**ask).choices
 
 
-def test_a_stream_tells_of_a_dying_engine_and_a_retry_finds_the_next(scripted, script):
-    server = scripted()
+def test_a_stream_tells_of_a_dying_engine_and_a_retry_finds_the_next(without_a_queue, script):
+    server = without_a_queue
     ask = {"model": "x", "max_tokens": 4}
     with of(server, max_retries=0) as impatient, of(server, max_retries=5) as patient:
         with pytest.raises(openai.APIError) as caught:
@@ -302,8 +308,9 @@ def test_a_stream_tells_of_a_dying_engine_and_a_retry_finds_the_next(scripted, s
     assert server.info()["num_restarts"] == 1
 
 
-def test_an_overloaded_server_says_so_and_a_retry_gets_through(scripted, script):
-    server = scripted(max_waiting=0)  # 64 rows, no queue
+def test_an_overloaded_server_says_so_and_a_retry_gets_through(without_a_queue, script):
+    server = without_a_queue
+    num_before = server.info().get("AddRequest", 0)
     stall = {"model": "x", "prompt": [script.STALL], "n": 64, "max_tokens": 9}
     ask = {"model": "x", "prompt": [7, 8], "max_tokens": 4}
 
@@ -311,7 +318,7 @@ def test_an_overloaded_server_says_so_and_a_retry_gets_through(scripted, script)
         url = f"{server.url}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
             holding = asyncio.create_task(client.completions.create(**stall))
-            while server.info().get("AddRequest", 0) < 1:
+            while server.info().get("AddRequest", 0) == num_before:
                 await asyncio.sleep(0.02)
             with pytest.raises(openai.InternalServerError) as caught:
                 await client.completions.create(**ask)

@@ -5,11 +5,15 @@ Knows nothing of single routes.
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import transformers
+
+from zipage_lang.runtime.model_store import resolve_model
 
 # What it says beyond these, say that bad data must be refused, is not so here: unknown fields pass.
 CHECKS = (
@@ -20,7 +24,14 @@ CHECKS = (
     "response_schema_conformance",
     "unsupported_method",
 )
-
+THIN = {
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 
 # Side by side in processes: its own threads (--workers) trip over Python 3.11's parser.
 PARTS = (
@@ -31,15 +42,23 @@ PARTS = (
 
 
 @pytest.fixture(scope="module")
-def server(benchmark_file):
-    """The tiny reasoner with so small a context that no answer takes long."""
+def thin_model(tmp_path_factory):
+    """The tiny reasoner's tokenizer and one thin random layer: answers cost next to nothing."""
+    reasoner, folder = resolve_model("zipage-tiny-reasoner"), tmp_path_factory.mktemp("thin")
+    for path in (*reasoner.glob("*token*"), reasoner / "chat_template.jinja"):
+        shutil.copy(path, folder)
+    config = transformers.AutoConfig.from_pretrained(reasoner)
+    config.update({**THIN, "layer_types": ["full_attention"]})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(benchmark_file, thin_model):
+    """With so small a context that no answer is long."""
     servers = benchmark_file("server_process")
     command = servers.serve_command(
-        "zipage-tiny-reasoner",
-        max_model_len=64,
-        kv_cache_memory=0.02,
-        num_threads=1,
-        drain_timeout=2,
+        str(thin_model), max_model_len=64, num_blocks=160, num_threads=1, drain_timeout=2
     )
     with servers.ServerProcess(command) as server:
         yield server.wait_ready()

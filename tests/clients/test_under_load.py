@@ -21,9 +21,9 @@ def server(benchmark_file):
 
 def test_streams_end_properly_and_vanished_clients_leave_no_block_behind(server, benchmark_file):
     load = benchmark_file("server_load")
-    result = load.measure(server, num_streams=12, seconds=2)
+    result = load.measure(server, num_streams=12, seconds=0)  # each once
     assert not load.is_amiss(result), result
-    assert result["num_ended"] >= 12
+    assert result["num_ended"] == 12
     assert result["num_compactions"] > 0
     vanishing = result["vanishing"]
     assert (vanishing["num_left"], vanishing["num_stayed"]) == (6, 6)

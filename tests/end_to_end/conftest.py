@@ -101,6 +101,27 @@ def reference_greedy(
     return [_cut(line[ids.shape[1] :].tolist(), eos_token_ids) for line in out]
 
 
+def confirmed_greedy(
+    model: Any, prompt: list[int], guess: list[int], max_tokens: int, eos_token_ids: list[int]
+) -> list[int]:
+    """transformers' greedy continuation of one prompt, whatever `guess` is.
+
+    One pass tells what it would say behind each token of the guess. Up to the first difference
+    that is its own continuation, token by token; behind it the model goes on by itself.
+    """
+    said: list[int] = []
+    while len(said) < max_tokens and not set(said) & set(eos_token_ids):
+        known = prompt + said
+        ids = torch.tensor([known + guess])  # [1, length]
+        with torch.inference_mode():
+            logits = model(ids, logits_to_keep=len(guess) + 1).logits[0]  # [guess + 1, vocab]
+        best = logits.argmax(-1).tolist()
+        num_right = next((i for i, token in enumerate(guess) if token != best[i]), len(guess))
+        said += best[: num_right + 1]
+        guess = []
+    return _cut(said[:max_tokens], eos_token_ids)
+
+
 def _cut(tokens: list[int], eos_token_ids: list[int]) -> list[int]:
     ends = [index + 1 for index, token in enumerate(tokens) if token in eos_token_ids]
     return tokens[: ends[0]] if ends else tokens
@@ -140,3 +161,8 @@ def make_tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., t
 @pytest.fixture(scope="session")
 def reference() -> Callable[..., list[list[int]]]:
     return reference_greedy
+
+
+@pytest.fixture(scope="session")
+def confirmed() -> Callable[..., list[int]]:
+    return confirmed_greedy

@@ -159,7 +159,7 @@ def test_an_unknown_architecture_is_named_with_the_supported_ones(tmp_path):
 
 
 def test_killing_the_engine_fails_every_waiting_call_within_a_second():
-    with zipage.Engine("smollm2-135m", num_blocks=64, num_threads=1) as engine:
+    with zipage.Engine("zipage-tiny-reasoner", num_blocks=128, num_threads=1) as engine:
         llm = engine.async_llm
         waiting = zipage.SamplingParams(max_tokens=400, ignore_eos=True)
         ended: list[tuple[float, BaseException]] = []
@@ -174,7 +174,7 @@ def test_killing_the_engine_fails_every_waiting_call_within_a_second():
 
         async def scenario() -> float:
             first = asyncio.Event()
-            readers = [asyncio.create_task(read(f"Prompt {i}", first)) for i in range(4)]
+            readers = [asyncio.create_task(read(f"{i}+12", first)) for i in range(4)]
             await first.wait()
             killed = time.monotonic()
             os.kill(llm.client.pid, signal.SIGKILL)

@@ -150,13 +150,14 @@ class KeptSlots:
         run = KVCompressor.run
 
         def run_and_look(compressor, compactions):
-            run(compressor, compactions)
+            failed_rows = run(compressor, compactions)
             cache = compressor._cache
             for item in compactions:
                 blocks = cache.position[:, list(item.block_ids)]
                 slots = blocks.flatten(1, 2)  # [num_layers, num_slots, num_kv_heads]
                 kept = slots[:, item.protected_len : item.protected_len + item.num_keep]
                 self.by_compaction[item.row, item.logical_len] = kept.cpu()
+            return failed_rows
 
         patch.setattr(KVCompressor, "run", run_and_look)
 

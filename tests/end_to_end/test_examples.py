@@ -51,7 +51,7 @@ def test_every_example_is_run_here():
 def test_self_consistency_compacts_votes_and_says_what_it_kept(run_example, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     printed = run_example(
-        "self_consistency", "--samples", "4", "--max-tokens", "90", "--budget", "32"
+        "self_consistency", "--samples", "4", "--max-tokens", "60", "--budget", "32"
     )
     rows = re.findall(r"(?m)^ +(\d+) +(\S+) +\d+", printed)
     assert [row[0] for row in rows] == ["0", "1", "2", "3"]

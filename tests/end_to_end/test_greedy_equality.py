@@ -3,9 +3,9 @@
 import random
 
 import pytest
-import transformers
 
 import zipage_lang as zipage
+from zipage_lang.frontend.tokenizer import load_tokenizer
 from zipage_lang.runtime import engine_parts
 
 MAX_TOKENS = 64
@@ -62,7 +62,7 @@ def weights_read_once():
 
 @pytest.fixture(scope="module")
 def tokenizer(smollm2):
-    return transformers.AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
+    return load_tokenizer(str(smollm2))
 
 
 @pytest.fixture(scope="module")
@@ -71,52 +71,87 @@ def prompts(tokenizer):
 
 
 @pytest.fixture(scope="module")
-def expected(smollm2_reference, tokenizer, prompts, reference):
-    return reference(smollm2_reference, prompts, MAX_TOKENS, [tokenizer.eos_token_id])
+def first_batch(smollm2, prompts, driver):
+    """(engine, what it says to all prompts in one batch)."""
+    engine = driver(smollm2)
+    return engine, engine.greedy(prompts, MAX_TOKENS)
 
 
-SMOLLM2_VARIANTS = {
-    name: options
-    for name, options in VARIANTS.items()
-    if name not in ("adaptive, memory free", "no prefix caching", "planned ahead")
-}  # what is left out takes time and is run on the tiny models
+@pytest.fixture(scope="module")
+def expected(first_batch, smollm2_reference, tokenizer, prompts, confirmed):
+    """transformers' own: it only needs one pass a prompt where the engine has guessed right."""
+    _, guesses = first_batch
+    return [
+        confirmed(smollm2_reference, prompt, guess, MAX_TOKENS, tokenizer.eos_token_ids)
+        for prompt, guess in zip(prompts, guesses, strict=True)
+    ]
 
 
-@pytest.mark.parametrize("options", SMOLLM2_VARIANTS.values(), ids=SMOLLM2_VARIANTS.keys())
-def test_smollm2_in_one_batch(smollm2, prompts, expected, driver, options):
+# Two at once, as each takes seconds; block size 64 goes over ZMQ, block size 1 and chunk 7 together
+# with preemption. What is left out is run on the tiny models, and each by itself if asked for.
+BUDGET_IN_SMALL_BLOCKS = VARIANTS["budget above the length"] | VARIANTS["block size 2"]
+APART = [name for name, options in VARIANTS.items() if options]
+
+
+def test_smollm2_in_one_batch(first_batch, expected):
+    assert first_batch[1] == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        BUDGET_IN_SMALL_BLOCKS,
+        *[pytest.param(VARIANTS[name], marks=pytest.mark.slow) for name in APART],
+    ],
+    ids=["budget above the length, block size 2", *APART],
+)
+def test_smollm2_however_it_is_set(smollm2, prompts, expected, driver, options):
     assert driver(smollm2, **options).greedy(prompts, MAX_TOKENS) == expected
 
 
-def test_smollm2_alone_then_sixteen_on_a_warm_cache(smollm2, prompts, expected, driver):
-    engine = driver(smollm2)
-    for index in range(len(prompts)):
-        engine.add(f"alone-{index}", prompts[index], temperature=0, max_tokens=MAX_TOKENS)
-        engine.finish()
-        assert engine.tokens(f"alone-{index}") == expected[index]
-    cold = engine.greedy(prompts[:16], MAX_TOKENS, name="first")
-    warm = engine.greedy(prompts[:16], MAX_TOKENS, name="warm")
-    assert cold == warm == expected[:16]
+def test_smollm2_sixteen_on_a_warm_cache(first_batch, prompts, expected):
+    engine, _ = first_batch
+    assert engine.greedy(prompts[:16], MAX_TOKENS, name="warm") == expected[:16]
     hits = sum(engine.final(f"warm-{i}").usage.cached_tokens for i in range(16))
-    assert hits >= 16 * sum(len(p) > 17 for p in prompts[:16])
+    assert hits >= 16 * sum(len(p) > 17 for p in prompts[:16]) > 0
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        pytest.param([0, 8, 12, 19], id="short, longest, and some that end early"),
+        pytest.param(range(len(PROMPTS)), id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_smollm2_alone(smollm2, prompts, expected, driver, places):
+    engine = driver(smollm2)
+    for place in places:
+        assert engine.greedy([prompts[place]], MAX_TOKENS, f"{place}") == [expected[place]]
 
 
 @pytest.mark.parametrize(
     ("options", "count"),
     [
-        ({"swap_space": 0}, "num_preemptions"),
-        ({"swap_space": 0.1, "turn_len": 8}, "num_turns_taken"),
+        (
+            {"swap_space": 0, **VARIANTS["chunk 7"], **VARIANTS["block size 1"]},
+            "num_preemptions",
+        ),
+        pytest.param({"swap_space": 0}, "num_preemptions", marks=pytest.mark.slow),
+        pytest.param({"swap_space": 0.1, "turn_len": 8}, "num_turns_taken", marks=pytest.mark.slow),
     ],
-    ids=["preempted", "taking turns"],
+    ids=["preempted, chunk 7, block size 1", "preempted", "taking turns"],
 )
 def test_smollm2_without_a_place(smollm2, prompts, expected, driver, options, count):
-    """A pool of 40 blocks can't hold 20 requests of up to 9 blocks: some must lose their place."""
-    engine = driver(smollm2, num_blocks=40, **options)
+    """A pool of 640 tokens can't hold 20 requests of up to 155: some must lose their place."""
+    num_blocks = 640 // options.get("block_size", 16)
+    engine = driver(smollm2, num_blocks=num_blocks, **options)
     assert engine.greedy(prompts, MAX_TOKENS) == expected
     assert engine.engine.stats()[count] > 0
 
 
 def test_smollm2_over_zmq(prompts, expected):
-    with zipage.Engine("smollm2-135m", kv_cache_memory=0.25, num_threads=1) as engine:
+    options = {"kv_cache_memory": 0.25, "num_threads": 1, **VARIANTS["block size 64"]}
+    with zipage.Engine("smollm2-135m", **options) as engine:
         sampling = zipage.SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
         outputs = engine.generate(prompts, sampling)
     assert [list(output.token_ids) for output in outputs] == expected
@@ -160,15 +195,25 @@ def test_tiny_models_in_one_batch(tiny, driver, options):
     assert driver(folder, **options).greedy(prompts, MAX_TOKENS) == expected
 
 
-@pytest.mark.parametrize(
-    ("swap_space", "count"), [(0, "num_preemptions"), (0.01, "num_swap_ins")], ids=["again", "swap"]
-)
-def test_tiny_models_alone_warm_and_without_a_place(tiny, driver, swap_space, count):
+def test_tiny_models_alone_then_on_a_warm_cache(tiny, driver):
     folder, prompts, expected = tiny
-    engine = driver(folder, num_blocks=24, swap_space=swap_space)
+    engine = driver(folder)
     for index, prompt in enumerate(prompts):
-        engine.add(f"alone-{index}", prompt, temperature=0, max_tokens=MAX_TOKENS)
-        engine.finish()
-        assert engine.tokens(f"alone-{index}") == expected[index]
+        assert engine.greedy([prompt], MAX_TOKENS, f"alone-{index}") == [expected[index]]
+    assert engine.greedy(prompts, MAX_TOKENS) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({"swap_space": 0}, "num_preemptions"),
+        ({"swap_space": 0.01}, "num_swap_ins"),
+        ({"swap_space": 0.01, "turn_len": 8}, "num_turns_taken"),
+    ],
+    ids=["again", "swap", "turns"],
+)
+def test_tiny_models_without_a_place(tiny, driver, options, count):
+    folder, prompts, expected = tiny
+    engine = driver(folder, num_blocks=24, **options)
     assert engine.greedy(prompts, MAX_TOKENS) == expected
     assert engine.engine.stats()[count] > 0

@@ -162,17 +162,30 @@ class Server:
         return self
 
 
+def server_arguments(options, command, engine):
+    """Of Python, for a server program."""
+    arguments = ({"port": 0, **options}, command, engine)
+    assert all(ast.literal_eval(repr(argument)) == argument for argument in arguments)
+    return str(SERVER), *map(repr, arguments)
+
+
 @pytest.fixture
 def start_server(start_program, command):
     """Starts servers: `engine` options, or None for the scripted engine; ServerConfig fields."""
 
     def start(engine=None, *, engine_command=None, **options):
         own_command = engine_command or (command if engine is None else None)
-        arguments = ({"port": 0, **options}, own_command, engine or {})
-        assert all(ast.literal_eval(repr(argument)) == argument for argument in arguments)
-        return Server(start_program(str(SERVER), *map(repr, arguments)))
+        return Server(start_program(*server_arguments(options, own_command, engine or {})))
 
     return start
+
+
+@pytest.fixture(scope="module")
+def lasting_server(command):
+    """In front of the scripted engine; tests leave it alive, and running."""
+    program = Program(server_arguments({"engine_timeout": 60}, command, {}))
+    with contextlib.closing(program):
+        yield Server(program).wait_ready()
 
 
 @pytest.fixture(scope="session")

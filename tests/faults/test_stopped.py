@@ -45,9 +45,9 @@ def in_thread(work):
 
 
 def test_streams_of_an_engine_stopped_for_five_seconds_go_on_and_lose_nothing(
-    start_server, script, until
+    lasting_server, script, until
 ):
-    server = start_server(engine_timeout=60).wait_ready()
+    server = lasting_server
     url = server.url
     body = {
         "input_ids": [script.SLOW, *range(20, 30)],
@@ -107,7 +107,7 @@ def test_a_program_hears_of_its_hanging_engine(with_llm, script):
 
 def test_an_engine_that_has_nothing_to_do_gives_signs_of_life(with_llm, script):
     async def use(llm):
-        await asyncio.sleep(5)
+        await asyncio.sleep(3)
         return await llm.complete([30])
 
     assert with_llm(use, engine_timeout_s=2)[0].token_ids[0] == 30
@@ -141,7 +141,7 @@ def test_a_program_that_was_stopped_itself_does_not_take_its_engine_for_dead(
     program = start_program("-c", STOPPED_PROGRAM, "2", *command)
     program.wait_for_line("runs")
     program.signal(signal.SIGSTOP)
-    time.sleep(4)
+    time.sleep(3)
     program.signal(signal.SIGCONT)
     assert program.wait_for_line(r"tokens (\d+)").group(1) == "300"
 
@@ -177,8 +177,8 @@ def call(backend, *arguments):
     return asyncio.run_coroutine_threadsafe(read(backend, *arguments), backend.loop).result(120)
 
 
-def test_a_stopped_server_is_an_error_of_its_clients_and_may_be_tried_again(start_server, script):
-    server = start_server().wait_ready()
+def test_a_stopped_server_is_an_error_of_its_clients_and_may_be_tried_again(lasting_server):
+    server = lasting_server
     backend = ServerBackend(server.url, timeout_s=1.0)
     assert call(backend, [30], 4).token_ids[0] == 30
     server.signal(signal.SIGSTOP)
@@ -190,8 +190,8 @@ def test_a_stopped_server_is_an_error_of_its_clients_and_may_be_tried_again(star
 
 
 @pytest.mark.slow
-def test_a_server_stopped_for_a_moment_goes_on_where_it_was(start_server, script, until):
-    server = start_server().wait_ready()
+def test_a_server_stopped_for_a_moment_goes_on_where_it_was(lasting_server, script, until):
+    server = lasting_server
     backend = ServerBackend(server.url)
     join = in_thread(lambda: call(backend, [script.SLOW, 5, 6], 500))
     until(lambda: httpx2.get(f"{server.url}/server_info").json()["running"] == 1, "the stream")

@@ -68,8 +68,8 @@ def test_one_tenants_ten_short_requests_pass_anothers_crowd(flooded):
 
 @pytest.fixture
 def quick_limits(monkeypatch):
-    """A grammar may take one second here, so that the test of its end is a short one."""
-    bounds = Bounds(max_compile_s=1, max_memory_bytes=2**27)
+    """A grammar may take this long here: longer than what others ask for, and no minute."""
+    bounds = Bounds(max_compile_s=5, max_memory_bytes=2**27)
     limited = functools.partial(GrammarPool, bounds=bounds)
     monkeypatch.setattr(constraints, "GrammarPool", limited)
 

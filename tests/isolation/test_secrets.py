@@ -23,7 +23,7 @@ def secret(client, number):
 def bodies(client):
     for number in range(NUM_SECRETS):
         text = f"{secret(client, number)} " * 4 + "0123456789 " * number
-        params = {"max_tokens": 40, "temperature": 0.0, "logprobs": 2, "prompt_logprobs": 0}
+        params = {"max_tokens": 24, "temperature": 0.0, "logprobs": 2, "prompt_logprobs": 0}
         yield {"text": text, "sampling_params": {**params, "ignore_eos": True}}
 
 

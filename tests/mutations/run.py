@@ -7,11 +7,11 @@ never written to. Knows nothing of what the faults or the tests are about.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,9 +20,12 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 180.0  # of one fault's tests; they are meant to fail within 60 s on a quiet machine
+LIMIT_S = 180.0  # of one fault's tests; to wait in vain for some process to end takes 90 s of it
 LEFT_OUT = (".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis")
+COPY = "ZIPAGE_MUTATIONS_COPY"  # in the environment of all that a copy's tests start
 FIELDS = ("name", "file", "old", "new", "tests")
 TESTS_FAILED = 1  # pytest's exit code; 2 and above: nothing was found out
 
@@ -92,13 +95,14 @@ def run_tests(folder: Path, tests: Sequence[str]) -> tuple[int | None, str]:
         "PYTHONDONTWRITEBYTECODE": "1",  # a file's old bytecode may be as new as its next version
         "OMP_NUM_THREADS": "1",
         "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "hypothesis"),
+        COPY: str(folder),
     }
     command = [
         sys.executable,
         "-c",
         "import pytest, sys; sys.path.remove(''); sys.exit(pytest.main())",
     ]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*command, "-x", "-p", "no:cacheprovider", "--no-header", *tests],
         cwd=folder / "tree",
         env=environment,
@@ -106,16 +110,27 @@ def run_tests(folder: Path, tests: Sequence[str]) -> tuple[int | None, str]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-    )
-    try:
-        printed, _ = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the engines that a test started as well
-        process.communicate()
-        return None, f"no end after {LIMIT_S:.0f} s"
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return None, f"no end after {LIMIT_S:.0f} s"
+        finally:
+            end_what_is_left(folder)
     lines = [line for line in printed.splitlines() if line.strip()]
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     return process.returncode, (failed or lines or ["nothing was printed"])[-1]
+
+
+def end_what_is_left(folder: Path) -> None:
+    """Kill all that the copy's tests started and that runs on, engines in their own sessions too.
+
+    That a process does not end by itself may be the very fault that was planted.
+    """
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended, or is none of ours
+            if process.environ().get(COPY) == str(folder):
+                process.kill()
 
 
 def check_import(folder: Path) -> None:

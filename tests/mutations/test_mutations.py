@@ -5,8 +5,10 @@ Running them all takes minutes: `make mutations`. Knows nothing of what the faul
 
 import importlib.util
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 HERE = Path(__file__).resolve().parent
@@ -83,6 +85,45 @@ def test_a_fault_that_no_test_notices_counts_as_missed(small_tree, capsys):
     printed = capsys.readouterr().out
     assert "0 of 2" in printed
     assert "fails without the fault" in printed
+
+
+LEAVES_PROCESSES = """
+import pathlib, subprocess, sys
+
+
+def test_it():
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    left = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=own)
+        for own in (False, True)
+    ]
+    pathlib.Path(r"{place}").write_text(" ".join(str(process.pid) for process in left))
+    assert {outcome}
+"""
+
+
+def runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("outcome", [True, False])
+def test_what_the_tests_started_does_not_outlive_them(small_tree, tmp_path, outcome):
+    """A planted fault may be that an engine never ends."""
+    place = tmp_path / "left.txt"
+    code = LEAVES_PROCESSES.format(place=place, outcome=outcome)
+    (small_tree / "tests" / "test_left.py").write_text(code)
+    runner.copy_tree(small_tree, tmp_path)
+    code, _ = runner.run_tests(tmp_path, ["tests/test_left.py"])
+    assert code == (0 if outcome else runner.TESTS_FAILED)
+    left = [int(pid) for pid in place.read_text().split()]
+    assert len(left) == 2
+    given_up_at = time.monotonic() + 60
+    while any(map(runs, left)):
+        assert time.monotonic() < given_up_at, f"{left} run on"
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from zipage_lang.runtime.policies.registry import PolicyQueries, load_policies
 from zipage_lang.runtime.request import RequestRefused
 from zipage_lang.runtime.sampling_params import SamplingParams
 
-FIXED = KVParams(mode="fixed", budget=32, interval=16)
+FIXED = KVParams(mode="fixed", budget=32, interval=16, policy="zipage")
 
 
 def make_intake(**changes):

@@ -469,7 +469,10 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("batch", range(NUM_BATCHES))
+@pytest.mark.parametrize(
+    "batch",
+    [*range(4), *[pytest.param(batch, marks=pytest.mark.slow) for batch in range(4, NUM_BATCHES)]],
+)
 @pytest.mark.parametrize("name", ["zipage", "zipage-flash", "streaming", "random"])
 def test_compaction_keeps_exactly_what_the_slow_reference_keeps(name, batch):
     for seed in range(batch, NUM_CASES, NUM_BATCHES):

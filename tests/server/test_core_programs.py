@@ -3,6 +3,7 @@
 Knows nothing of the wire.
 """
 
+import functools
 import subprocess
 import sys
 import time
@@ -49,9 +50,12 @@ def test_a_program_says_the_same_on_a_server_and_on_an_engine(here, there):
     own, remote = seen
     assert remote.token_ids() == own.token_ids()
     assert [remote[name] for name in "abcd"] == [own[name] for name in "abcd"]
-    assert remote.meta("c").distribution == pytest.approx(own.meta("c").distribution)
+    near = functools.partial(pytest.approx, rel=1e-4)  # other batches add in other orders
+    assert remote.meta("c").distribution == near(own.meta("c").distribution)
     assert remote.meta("a").usage == own.meta("a").usage
-    assert remote.meta("d").logprobs == pytest.approx(own.meta("d").logprobs)
+    entries = [result.meta("d").logprobs for result in seen]
+    there_said, here_said = ([entry.logprob for entry in said] for said in reversed(entries))
+    assert there_said == near(here_said)
 
 
 def test_held_states_are_released_when_the_program_ends(there, real_server):

@@ -12,6 +12,7 @@ import zipage_lang as zipage
 BLOCK_SIZE = 16
 NUM_BLOCKS = 160  # of the pool: small, so that old prefixes are evicted
 GREEDY = {"temperature": 0, "ignore_eos": True}
+BOUNDED = zipage.KV(mode="fixed", budget=16, interval=16, policy="streaming")
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +164,7 @@ def test_the_prefix_is_not_evicted_before_the_last_branchs_first_call(engine, st
 def test_cancelled_branches_give_their_blocks_back_at_once(engine, stats):
     def body(s):
         s += text_of(160)
-        branches = s.fork(8)
+        branches = s.fork(8, kv=BOUNDED)  # the one that stays does not grow meanwhile
         branches += lambda i: f" {i}" + zipage.gen("x", max_tokens=1000, **GREEDY)
         for delta in branches.deltas():
             if delta.branch == 7:

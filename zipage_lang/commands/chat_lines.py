@@ -72,7 +72,8 @@ class Conversation:
         if not name:
             raise ValueError("say where to: /save FILE")
         path = Path(name).expanduser()
-        path.write_text(_as_json(self) if path.suffix == ".json" else _as_markdown(self))
+        text = _as_json(self) if path.suffix == ".json" else _as_markdown(self)
+        path.write_text(text, encoding="utf-8")
         return f"saved {len(self.turns)} messages in {path}"
 
     def _quit(self, _: str) -> str:

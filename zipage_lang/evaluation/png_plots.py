@@ -83,7 +83,7 @@ def _draw(path: Path, title: str, panels: Sequence[Panel], labels: Sequence[str]
 
 
 def _legend(panels: Sequence[Panel], labels: Sequence[str]) -> list[Any]:
-    """Full KV's line, then one line with its mark per policy that is drawn."""
+    """Full KV's line, a line with its mark per policy that is drawn, then the kinds of marks."""
     line = importlib.import_module("matplotlib.lines").Line2D
     handles = [line([], [], color="0.1", linestyle=":", label="full")]
     drawn = {series.label: series.points[0] for panel in panels for series in panel.series}
@@ -93,6 +93,20 @@ def _legend(panels: Sequence[Panel], labels: Sequence[str]) -> list[Any]:
         colour, style = _colour_and_style(place)
         mark = MARKS[mark_of(place, point)]
         handles.append(line([], [], color=colour, linestyle=style, marker=mark, label=label))
+    return handles + _kind_legend(panels, line)
+
+
+def _kind_legend(panels: Sequence[Panel], line: Any) -> list[Any]:
+    """What a mark's form and filling say, where one panel holds both kinds."""
+    points = [point for panel in panels for series in panel.series for point in series.points]
+    handles = []
+    if len({point.is_adaptive for point in points}) > 1:
+        for name, is_adaptive in (("fixed", False), ("adaptive", True)):
+            mark = MARKS[mark_of(0, dataclasses.replace(points[0], is_adaptive=is_adaptive))]
+            handles.append(line([], [], color="0.5", linestyle="", marker=mark, label=name))
+    if len({point.is_unprotected for point in points}) > 1:
+        form: dict[str, Any] = {"linestyle": "", "marker": "o", "color": "0.5"}
+        handles.append(line([], [], markerfacecolor="white", label="prompt evictable", **form))
     return handles
 
 

@@ -8,7 +8,7 @@ import pytest
 from test_support.scheduler_machine import play_machine
 from test_support.tensor_world import TensorWorld
 
-NUM_STEPS = 5_000
+NUM_STEPS = 2_500
 # All that moves slots, or shares them.
 ACTS = (
     "copies before an append",
