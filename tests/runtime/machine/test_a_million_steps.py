@@ -1,4 +1,4 @@
-"""Twenty times the steps of the default run, from seeds that no run has had before.
+"""Ten times the steps of the default run, from seeds that no run has had before.
 
 The header of a failure names the seed; the rules that lead to it are printed.
 """

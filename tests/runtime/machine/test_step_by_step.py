@@ -1,13 +1,13 @@
 """The scheduler under clients who do anything at any time: each step ends before the next begins.
 
-Half of the 50,000 steps; the other half has a step in flight (test_with_a_step_in_flight.py).
+Half of the 100,000 steps; the other half has a step in flight (test_with_a_step_in_flight.py).
 """
 
 import pytest
 from test_support.scheduler_machine import play_machine
 from test_support.situations import missing_acts
 
-NUM_STEPS = 25_000
+NUM_STEPS = 50_000
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,14 @@
 """The scheduler under clients who do anything at any time: a step is in flight when they do it.
 
 Results come a step late, compactions end with an earlier result than their own step's, or long
-after it. Half of the 50,000 steps; the other half is in test_step_by_step.py.
+after it. Half of the 100,000 steps; the other half is in test_step_by_step.py.
 """
 
 import pytest
 from test_support.scheduler_machine import play_machine
 from test_support.situations import missing_acts
 
-NUM_STEPS = 25_000
+NUM_STEPS = 50_000
 
 
 @pytest.fixture(scope="module")
