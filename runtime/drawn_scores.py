@@ -7,7 +7,6 @@ drawing again. Knows nothing of how a token is drawn.
 import dataclasses
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from zipage_lang.kernels.backend import Backend
@@ -25,32 +24,33 @@ class DrawnScores:
 
     def score(
         self, logits: Tensor, token_ids: Tensor, batch: DrawBatch, errors: dict[int, str]
-    ) -> Scores | None:
-        """Log-probabilities of the lines that ask for them; None where none does.
+    ) -> tuple[tuple[Scores, ...], tuple[int | None, ...]]:
+        """Log-probabilities of the lines that ask for them, in parts and in order.
 
-        A line that finds no memory gets an entry in `errors`, and scores that mean nothing.
+        A line that finds no memory gets an entry in `errors` and no scores. The parts are left as
+        they are: to join them would take memory, and a refusal would have the lines drawn again.
 
         Args:
             logits: float [num_draws, vocab_size].
             token_ids: int64 [num_draws].
+
+        Returns:
+            The parts, and of each line how many likeliest tokens its scores name; None: no scores.
         """
         lines = batch.scored
         if lines is None:
-            return None
+            return (), batch.num_top
         num_top = max(num for num in batch.num_top if num is not None)
 
-        def score(part: range) -> tuple[int, Scores]:
+        def score(part: range) -> Scores:
             values = (_take(lines, part, logits), _take(lines, part, token_ids))
-            return part.start, self.backend.score_tokens(*values, num_top)
+            return self.backend.score_tokens(*values, num_top)
 
         done, lost = self._in_parts(lines, score, errors)
-        if len(done) == 1 and not lost:
-            return done[0][1]
-        width = min(num_top, logits.shape[1])
-        done += [(index, _no_scores(width, logits.device)) for index in lost]
-        columns = zip(*(scores for _, scores in sorted(done, key=_start)), strict=True)
-        logprobs, ranks, top_ids, top_logprobs = (torch.cat(column) for column in columns)
-        return logprobs, ranks, top_ids, top_logprobs
+        found = list(batch.num_top)
+        for line in lost:
+            found[line] = None
+        return tuple(done), tuple(found)
 
     def count(
         self, counts: Tensor, token_ids: Tensor, batch: DrawBatch, errors: dict[int, str]
@@ -73,12 +73,14 @@ class DrawnScores:
     def _in_parts(
         self, lines: Lines, work: Callable[[range], Result], errors: dict[int, str]
     ) -> tuple[list[Result], list[int]]:
-        """What the parts yielded, and which of the lines found no memory, by index into them."""
-        lost: list[int] = []
-        done = self.retries.run(range(len(lines.lines)), work, halved, lost.extend)
-        if lost:
-            places = lines.lines.tolist()
-            errors.update((places[index], no_memory_left(lines.lines.device)) for index in lost)
+        """What the parts yielded, in order, and which of the batch's lines found no memory."""
+        without: list[int] = []  # index into lines
+        done = self.retries.run(range(len(lines.lines)), work, halved, without.extend)
+        if not without:
+            return done, []
+        places = lines.lines.tolist()
+        lost = [places[index] for index in without]
+        errors.update((line, no_memory_left(lines.lines.device)) for line in lost)
         return done, lost
 
 
@@ -88,13 +90,3 @@ def _take(lines: Lines, part: range, values: Tensor) -> Tensor:
         return lines.take(values)
     return values[lines.lines[part.start : part.stop]]
 
-
-def _no_scores(num_top: int, device: torch.device) -> Scores:
-    """Of one line."""
-    logprobs = torch.zeros(1, dtype=torch.float32, device=device)
-    ranks = torch.zeros(1, dtype=torch.int64, device=device)
-    return logprobs, ranks, ranks.expand(1, num_top), logprobs.expand(1, num_top)
-
-
-def _start(part: tuple[int, Scores]) -> int:
-    return part[0]

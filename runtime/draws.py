@@ -4,6 +4,7 @@ Knows nothing of how a token is drawn.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -20,6 +21,7 @@ NO_TOKEN = (
 )
 IMPOSSIBLE = -3e38  # `score_tokens` reports a probability of 0 as float32's lowest number
 Scores = tuple[Tensor, Tensor, Tensor, Tensor]  # what `score_tokens` returns
+SCORE_COLUMNS = 4
 
 
 @dataclasses.dataclass(slots=True)
@@ -28,8 +30,8 @@ class Draws:
 
     rows: tuple[int, ...]
     drawn: Tensor  # int64 [2, num_draws], on the device: token ids, and 1 where there was none
-    num_top: tuple[int | None, ...]  # per draw; None: no logprobs asked for
-    scores: Scores | None  # of the draws that asked, in their order, as wide as the widest
+    num_top: tuple[int | None, ...]  # per draw; None: it has no scores
+    scores: tuple[Scores, ...]  # of the draws that have some, in their order, in parts
     followers: Followers | None = None  # None: no line is constrained
     errors: Mapping[int, str] = dataclasses.field(default_factory=dict)  # by line, known already
     _host: tuple[Tensor, ...] | None = None
@@ -70,7 +72,9 @@ class Draws:
         if not scores and not any(is_broken):
             samples = list(map(Sample, self.rows, token_ids))
         else:
-            scored = zip(*scores, strict=True)
+            starts = range(0, len(scores), SCORE_COLUMNS)
+            parts = (scores[start : start + SCORE_COLUMNS] for start in starts)
+            scored = (line for part in parts for line in zip(*part, strict=True))
             lines = zip(self.rows, token_ids, is_broken, self.num_top, strict=True)
             samples = [_sample(*line, scored) for line in lines]
         if self.followers is not None:
@@ -87,7 +91,7 @@ class Draws:
         return self._parts() if self._host is None else self._host
 
     def _parts(self) -> tuple[Tensor, ...]:
-        return (self.drawn, *(self.scores or ()))
+        return (self.drawn, *itertools.chain.from_iterable(self.scores))
 
 
 def token_logprobs(

@@ -164,8 +164,8 @@ class Sampler:
         token_ids = drawn[0]  # [num_draws]
         errors: dict[int, str] = {}
         self._drawn_scores.count(self._counts.generated, token_ids, batch, errors)
-        scores = self._drawn_scores.score(logits, token_ids, batch, errors)
-        draws = Draws(tuple(rows), drawn, batch.num_top, scores, followers, errors)
+        scores, num_top = self._drawn_scores.score(logits, token_ids, batch, errors)
+        draws = Draws(tuple(rows), drawn, num_top, scores, followers, errors)
         self._constrained.expect(draws)
         return draws
 

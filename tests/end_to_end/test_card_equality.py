@@ -245,7 +245,7 @@ def test_compactions_score_in_the_hopper_kernel_what_tritons_scores(model, drive
         return found
 
     monkeypatch.setattr(scoring, "mass_and_similarity", spy)
-    engine = driver(model, **BFLOAT16, **FIXED)
+    engine = driver(model, policy="zipage", **BFLOAT16, **FIXED)
     pairs.clear()  # what the start measured
     generate(engine, make_prompts(13), [40 + 11 * index for index in range(13)])
     torch.cuda.synchronize()

@@ -83,6 +83,33 @@ def test_a_refusal_anywhere_in_a_draw_leaves_all_rows_where_they_were(determinis
     assert number < 999
 
 
+@pytest.mark.parametrize("count", [3, 5, 8, 10**6])
+def test_refusals_in_a_row_move_all_rows_on_or_none(count):
+    """However many from anywhere on: behind the draw nothing raises, lines have errors."""
+    expected, _ = drawn(choose_backend("cpu"))
+    num_raised = num_with_errors = 0
+    for first in range(1000):
+        refusals = Refusals(numbers=range(first, first + count).__contains__)
+        sampler = make_sampler(choose_backend("cpu"), Retries())
+        try:
+            with RefusedMemory(refusals):
+                found = sampler.draw(logits(), range(ROWS)).samples()
+        except RuntimeError:
+            num_raised += 1
+            assert sampler._num_generated.tolist() == [0] * ROWS
+            continue
+        assert sampler._num_generated.tolist() == [1] * ROWS
+        for sample, wanted in zip(found, expected, strict=True):
+            assert sample.token_id == wanted.token_id
+            assert sample == wanted or "out of memory" in sample.error
+        num_with_errors += any(sample.error for sample in found)
+        if refusals.num_refused == 0:
+            break
+    assert num_raised > 0
+    assert num_with_errors > 0
+    assert first < 999
+
+
 @pytest.mark.parametrize("max_lines", [1, 2])
 def test_scores_in_parts_equal_scores_at_once(max_lines):
     retries = Retries()

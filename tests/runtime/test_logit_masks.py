@@ -100,7 +100,7 @@ def test_a_broken_line_tells_its_constraints_cause_where_there_is_one():
     stuck, fine = Allow([], 8), Allow([1], 8)
     stuck.standing = Standing(error="nothing fits")
     drawn = torch.tensor([[5, 6], [1, 1]])
-    draws = Draws((0, 3), drawn, (None, None), None, Followers({0: stuck, 1: fine}))
+    draws = Draws((0, 3), drawn, (None, None), (), Followers({0: stuck, 1: fine}))
     assert [sample.error for sample in draws.samples()] == ["nothing fits", NO_TOKEN]
 
 

@@ -198,9 +198,9 @@ def test_grafana_asks_for_nothing_that_is_not_there(served):
     assert len({panel["id"] for panel in panels}) == len(panels)
 
 
-def test_a_scrape_while_the_engine_is_down_says_so_and_keeps_the_server_s_own(served):
-    """The last one: it ends what `served` has counted."""
-    server = served
+def test_a_scrape_while_the_engine_is_down_says_so_and_keeps_the_server_s_own(start_real_server):
+    """On a server of its own: it ends what others have counted."""
+    server = start_real_server(ENGINE)
     (engine,) = psutil.Process(server.pid).children()
     engine.kill()
     server.wait_for_line("the engine died")
