@@ -89,4 +89,3 @@ def _take(lines: Lines, part: range, values: Tensor) -> Tensor:
     if len(part) == len(lines.lines):
         return lines.take(values)
     return values[lines.lines[part.start : part.stop]]
-

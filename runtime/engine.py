@@ -141,10 +141,17 @@ class Engine:
     def refuse_lost(self, message: AddRequest | Fork, error: str) -> None:
         """`handle` broke off: tell the error to those of the message that nothing came of."""
         for request in [message] if isinstance(message, AddRequest) else message.children:
-            request_id = request.request_id
-            is_known = self._gate.is_waiting(request_id) or self.scheduler.knows(request_id)
-            if request_id in self._open and not is_known:
+            if request.request_id in self._open and not self._has_taken(request.request_id):
                 self.scheduler.refuse(request, error)
+
+    def _has_taken(self, request_id: str) -> bool:
+        """Whether it is somewhere on its way to its one end."""
+        scheduler = self.scheduler
+        return (
+            self._gate.is_waiting(request_id)
+            or scheduler.knows(request_id)
+            or scheduler.is_ending(request_id)
+        )
 
     def forget_all(self) -> None:
         """The client has left: end what it asked for, drop what it holds, and tell nobody."""

@@ -22,6 +22,10 @@ class RequestOutputs:
         items, self._items = self._items, []
         return items
 
+    def has_end(self, request_id: str) -> bool:
+        """Whether a sample's end waits to be taken."""
+        return any(item.is_final for item in self._items if item.request_id == request_id)
+
     def tell_token(
         self,
         request: Request,

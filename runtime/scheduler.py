@@ -87,6 +87,10 @@ class Scheduler:
         """Whether a sample of it has not ended."""
         return request_id in self._by_id
 
+    def is_ending(self, request_id: str) -> bool:
+        """Whether its end waits in the outputs, to be taken with them."""
+        return self._outputs.has_end(request_id)
+
     @property
     def held_ids(self) -> list[str]:
         """Of the states kept for a later fork."""
