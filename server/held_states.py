@@ -28,17 +28,19 @@ class HeldStates:
         return len(self._timers) + len(self._expected)
 
     def expect(self, request_ids: Iterable[str]) -> list[str]:
-        """These run, and will hold their states when they end. Tells those that were not expected:
-        of another one there is a call already, whose state must not be let go by this one's end."""
-        new = [request_id for request_id in request_ids if request_id not in self._expected]
+        """These run, and will hold their states when they end. Tells those that nothing is known
+        of: another one's state, held or still to come, must not be let go by this call's end."""
+        known = self._expected | self._timers.keys()
+        new = [request_id for request_id in request_ids if request_id not in known]
         self._expected.update(new)
         return new
 
     def begin(self, request_ids: Iterable[str]) -> None:
-        """They have ended: begin the leases. Whose owner was quicker to release is let go again,
-        since the engine may have heard of it before there was anything to let go."""
+        """They have ended: begin the leases, or begin them again. Whose owner was quicker to
+        release is let go again: the engine may have heard it before there was anything to let go.
+        """
         for request_id in request_ids:
-            if request_id in self._expected:
+            if request_id in self._expected or request_id in self._timers:
                 self._expected.discard(request_id)
                 self.add(request_id)
             else:

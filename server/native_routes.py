@@ -229,13 +229,16 @@ class _Generation:
     def _leased(self) -> Iterator[None]:
         """What is held begins its lease at the end, even of who left right then; who left before
         the end has aborted, and nothing is held of that."""
-        places = {self._tenant.engine_id(name): place for place, name in enumerate(self._ids)}
-        held = self._held.expect(places) if self._body.hold else []
+        names = [self._tenant.engine_id(name) for name in self._ids] if self._body.hold else []
+        new = self._held.expect(names)
         try:
             yield
         finally:
-            self._held.forget(name for name in held if self._ended[places[name]] < self._sampling.n)
-            self._held.begin(held)
+            num = self._sampling.n
+            whole = {name for place, name in enumerate(names) if self._ended[place] == num}
+            cut = [name for name in new if name not in whole]
+            self._held.forget(cut)
+            self._held.begin((*cut, *whole))
 
 
 def _release(service: Service, request_ids: list[str]) -> None:
