@@ -14,10 +14,15 @@ import sys
 import types
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     import torch
+
+# How long an example takes is the machine's affair; no test is about time.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 MEASURED = re.compile(
     r"tests/(radix_cache/test_(?!state_machine)|runtime/test_messages"

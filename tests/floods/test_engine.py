@@ -2,6 +2,7 @@
 
 import functools
 import json
+import threading
 
 import pytest
 
@@ -68,13 +69,32 @@ def test_one_tenants_ten_short_requests_pass_anothers_crowd(flooded):
 
 @pytest.fixture
 def quick_limits(monkeypatch):
-    """A grammar may take this long here: longer than what others ask for, and no minute."""
-    bounds = Bounds(max_compile_s=5, max_memory_bytes=2**27)
+    """A grammar may take one second here, so that the test of its end is a short one."""
+    bounds = Bounds(max_compile_s=1, max_memory_bytes=2**27)
     limited = functools.partial(GrammarPool, bounds=bounds)
     monkeypatch.setattr(constraints, "GrammarPool", limited)
+    return bounds
 
 
-def test_hostile_grammars_end_with_an_error_each_while_others_go_on(flooded, quick_limits):
+class HeldUp(GrammarPool):
+    """ENDLESS is begun only when `may_begin` is set: no machine is so fast that it ends before."""
+
+    def __init__(self, *args, may_begin, **options):
+        super().__init__(*args, **options)
+        self._may_begin = may_begin
+
+    def compile(self, source):
+        if source.text == ENDLESS:
+            self._may_begin.wait(20)
+        return super().compile(source)
+
+
+def test_hostile_grammars_end_with_an_error_each_while_others_go_on(
+    flooded, quick_limits, monkeypatch
+):
+    may_begin = threading.Event()
+    held_up = functools.partial(HeldUp, bounds=quick_limits, may_begin=may_begin)
+    monkeypatch.setattr(constraints, "GrammarPool", held_up)
     engine = flooded()
     engine.add("warm", regex="[0-9]{3}", max_tokens=20, tenant="good")
     engine.finish()
@@ -96,6 +116,7 @@ def test_hostile_grammars_end_with_an_error_each_while_others_go_on(flooded, qui
     while len([key for key in engine.finals if key[0].startswith("free")]) < 20:
         engine.step()
     assert ("endless", 0) not in engine.finals, "the others waited for it"
+    may_begin.set()
     engine.finish()
     assert engine.finals["good", 0].finish_reason == "stop"
     assert engine.error("endless") is not None
