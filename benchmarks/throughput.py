@@ -54,7 +54,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--no-prefix-cache", action="store_true")
-    parser.add_argument("--no-grouping", action="store_true", help="each row reads its prefix")
+    parser.add_argument(
+        "--no-grouping", action="store_true", help="each row reads its own slots, all at once"
+    )
     parser.add_argument("--deterministic", action="store_true", help="strict mode")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--steps", type=int, help="end after this many measured steps")
@@ -66,7 +68,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def make_engine(options: argparse.Namespace) -> Engine:
     if options.no_grouping:
-        switch_off_grouping()
+        switch_off_second_launches()
     config = EngineConfig.from_options(
         model=options.model,
         load_format="dummy",
@@ -91,11 +93,11 @@ def make_engine(options: argparse.Namespace) -> Engine:
     return Engine(config)
 
 
-def switch_off_grouping() -> None:
-    """No option of the engine: decodes that share a prefix read it once wherever that pays."""
+def switch_off_second_launches() -> None:
+    """No option of the engine: attention takes a bucket's second launch wherever that pays."""
     from zipage_lang.kernels.graph_decode import GraphDecode
 
-    GraphDecode.can_group = lambda *_: False
+    GraphDecode.can_group = GraphDecode.can_read_whole = lambda *_: False
 
 
 def warm_up(engine: Engine) -> None:

@@ -51,10 +51,7 @@ class AttentionPlan:
     # Grouped: int32 [num_tokens] on the device, 1 where the one launch attends to a token's shared
     # prefix apart from its own slots. None: every part attends to all slots of its tokens.
     has_shared: Tensor | None = None
-
-    @property
-    def is_grouped(self) -> bool:
-        return self.has_shared is not None
+    is_second: bool = False  # for captures of a bucket's second launch
 
 
 class FlashInferAttention:
@@ -178,9 +175,15 @@ class FlashInferAttention:
         return out[:num_tokens], merged_lse
 
     def plan_part(
-        self, rows: HostRows, heads: Heads, buffers: PlanBuffers, *, is_padded: bool = False
+        self,
+        rows: HostRows,
+        heads: Heads,
+        buffers: PlanBuffers,
+        *,
+        is_padded: bool = False,
+        may_split: bool = True,
     ) -> AttentionPart:
-        """Plan one launch over all the given rows, through the given buffers."""
+        """Plan one launch over all the given rows, through the given buffers; see the module."""
         num_tokens = int(rows.q_lens.sum())
         self.reserve_partials(heads)
         num_tiles = max_tiles(num_tokens, rows.num_seqs, heads, self.device)
@@ -194,6 +197,7 @@ class FlashInferAttention:
             heads,
             is_causal=num_tokens > rows.num_seqs,
             is_padded=is_padded,
+            may_split=may_split,
         )
         buffers.send(host, num_entries)
         return AttentionPart(

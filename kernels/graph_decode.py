@@ -18,6 +18,7 @@ from zipage_lang.kernels.backend import AttentionBatch
 from zipage_lang.kernels.flashinfer_module import DECODE_TILE_ROWS, Heads, LaunchPlan
 from zipage_lang.kernels.grouped_launch import GroupedLayout, sequences_of
 from zipage_lang.kernels.host_rows import HostRows
+from zipage_lang.kernels.last_round import MIN_SHARE_WHOLE, halved_rows, is_faster_whole
 from zipage_lang.kernels.plan_buffers import PlanBuffers
 from zipage_lang.kernels.shared_prefix import PrefixGroup, shared_blocks, worthwhile_groups
 
@@ -26,11 +27,15 @@ class GraphDecode:
     """Decode attention whose launch can be captured: fixed addresses, fixed launch shape.
 
     `plan` is called before capture and before each replay; its result is the same object in effect
-    (equal launch, same tensors), so what was captured stays valid. From `min_unsplit_rows` on
-    FlashInfer never splits a sequence, so the plain launch has a fixed shape and no merge pass;
-    below it the padded launch is used, which is as large as any batch of that many rows may need.
-    Where nothing is split, rows may also be grouped: the prefix that neighbours share is read once
-    for them all. So a bucket has two launches of fixed shape, each with a capture of its own.
+    (equal launch, same tensors), so what was captured stays valid. A bucket has a launch of fixed
+    shape that serves any step, and may have a second one with a capture of its own:
+
+    - From `min_unsplit_rows` on nothing is split, and rows may be grouped: the prefix that
+      neighbours share is read once for them all, and rows that the card's last round would be left
+      alone with are read in halves.
+    - Below, the padded launch is as large as any batch of that many rows may need, and always
+      splits and merges. Where no row is much longer than the others, rows are read whole instead.
+
     All buckets share the buffers: one of them runs at a time, on one stream.
     """
 
@@ -55,7 +60,7 @@ class GraphDecode:
         self._max_entries = num_entries
         # What rows of the last step shared, and which groups that made.
         self._last_groups: tuple[np.ndarray, list[PrefixGroup]] = (np.zeros(0), [])
-        # By bucket and whether it is grouped: what was captured.
+        # By bucket and whether it is the second: what was captured.
         self._launches: dict[tuple[int, bool], LaunchPlan] = {}
 
     @property
@@ -69,35 +74,46 @@ class GraphDecode:
         group_size = self._heads.num_q_heads // self._heads.num_kv_heads
         return bucket >= self.min_unsplit_rows and group_size <= DECODE_TILE_ROWS
 
-    def plan(self, batch: AttentionBatch, bucket: int, *, may_group: bool = True) -> AttentionPlan:
+    def has_second(self, bucket: int) -> bool:
+        """Whether steps of this bucket may take a launch other than the one that serves any."""
+        return self.can_group(bucket) or self.can_read_whole(bucket)
+
+    def can_read_whole(self, bucket: int) -> bool:
+        """Whether rows of this bucket, too few to fill the card, may be read without splits."""
+        num_tiles = bucket * self._heads.num_kv_heads
+        least = MIN_SHARE_WHOLE * num_sms(self._attention.device)
+        return bucket < self.min_unsplit_rows and num_tiles >= least
+
+    def plan(
+        self, batch: AttentionBatch, bucket: int, *, may_be_second: bool = True
+    ) -> AttentionPlan:
         """Plan a step of at most `bucket` decodes; missing rows read one slot of dummy block 0.
 
         Args:
             batch: as for `plan_attention`, each row with one query token.
-            may_group: take the grouped launch where enough is shared to pay for it.
+            may_be_second: take the second launch, where there is one and it is the faster.
         """
         rows = self._padded(batch, bucket)
-        if may_group and self.can_group(bucket):
+        if may_be_second and self.can_group(bucket):
             layout = GroupedLayout(bucket, self._heads)
-            groups = self._groups_of(rows, layout.max_tiles)
+            groups = self._groups_of(rows, layout.max_tiles) or self._halved(
+                batch, layout.max_tiles
+            )
             if groups:
                 return self._plan_groups(layout, rows, groups)
-        num_entries = rows.num_index_entries(self._heads)
-        assert num_entries <= self._max_entries, f"{num_entries} entries of {self._max_entries}"
-        is_padded = bucket < self.min_unsplit_rows
-        part = self._attention.plan_part(rows, self._heads, self._buffers, is_padded=is_padded)
-        return self._checked(AttentionPlan((part,)), bucket)
+        is_whole = may_be_second and self.can_read_whole(bucket) and self._is_faster_whole(batch)
+        return self._plan_plain(rows, is_whole=is_whole)
 
-    def plan_padding(self, bucket: int, *, is_grouped: bool) -> AttentionPlan:
+    def plan_padding(self, bucket: int, *, is_second: bool) -> AttentionPlan:
         """Plan a step of dummy rows alone, for the capture of a launch that may serve any step."""
         nothing = AttentionBatch(
             torch.zeros(1, dtype=torch.int32),
             torch.zeros(0, dtype=torch.int32),
             torch.zeros((0, 1), dtype=torch.int32),
         )
-        if is_grouped:
+        if is_second and self.can_group(bucket):
             return self.plan_groups(nothing, bucket, [])
-        return self.plan(nothing, bucket, may_group=False)
+        return self._plan_plain(self._padded(nothing, bucket), is_whole=is_second)
 
     def plan_groups(
         self, batch: AttentionBatch, bucket: int, groups: list[PrefixGroup]
@@ -116,6 +132,23 @@ class GraphDecode:
             self._last_groups = shared, groups
         return groups
 
+    def _halved(self, batch: AttentionBatch, max_tiles: int) -> list[PrefixGroup]:
+        per_round = self.min_unsplit_rows - 1
+        return halved_rows(batch.kv_lens.numpy(), per_round, self._heads.block_size, max_tiles)
+
+    def _is_faster_whole(self, batch: AttentionBatch) -> bool:
+        return is_faster_whole(batch.kv_lens.numpy(), self._heads, num_sms(self._attention.device))
+
+    def _plan_plain(self, rows: HostRows, *, is_whole: bool) -> AttentionPlan:
+        """FlashInfer's own plan; is_whole: of a small bucket's second launch."""
+        num_entries, bucket = rows.num_index_entries(self._heads), rows.num_seqs
+        assert num_entries <= self._max_entries, f"{num_entries} entries of {self._max_entries}"
+        is_padded = bucket < self.min_unsplit_rows and not is_whole
+        part = self._attention.plan_part(
+            rows, self._heads, self._buffers, is_padded=is_padded, may_split=is_padded
+        )
+        return self._checked(AttentionPlan((part,), is_second=is_whole), bucket)
+
     def _plan_groups(
         self, layout: GroupedLayout, rows: HostRows, groups: list[PrefixGroup]
     ) -> AttentionPlan:
@@ -130,7 +163,8 @@ class GraphDecode:
         # FlashInfer's index workspace is whatever its places count from.
         workspace = self._buffers.entries
         part = AttentionPart(rows.num_seqs, layout.launch, sequences_of(arrays), workspace)
-        return self._checked(AttentionPlan((part,), arrays.has_shared), rows.num_seqs)
+        plan = AttentionPlan((part,), arrays.has_shared, is_second=True)
+        return self._checked(plan, rows.num_seqs)
 
     def _padded(self, batch: AttentionBatch, bucket: int) -> HostRows:
         rows = HostRows.of(batch).padded(bucket)
@@ -140,6 +174,6 @@ class GraphDecode:
     def _checked(self, plan: AttentionPlan, bucket: int) -> AttentionPlan:
         """The plan, which must fit what was captured of its bucket and kind."""
         launch = plan.parts[0].launch
-        captured = self._launches.setdefault((bucket, plan.is_grouped), launch)
+        captured = self._launches.setdefault((bucket, plan.is_second), launch)
         assert launch == captured, f"bucket {bucket}: {launch} is not {captured}"
         return plan

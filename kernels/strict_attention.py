@@ -35,8 +35,8 @@ class RunPlan:
     block_size: int
 
     @property
-    def is_grouped(self) -> bool:
-        """A shared prefix is read anew for every row: once for all would change the order."""
+    def is_second(self) -> bool:
+        """One launch serves all steps: another would add in another order."""
         return False
 
 
@@ -126,11 +126,11 @@ class StrictGraphDecode:
         self._runs = torch.zeros((max_rows, _RUN_NUMBERS), dtype=torch.int32, device=device)
         self._tables = torch.zeros((max_rows, max_blocks), dtype=torch.int32, device=device)
 
-    def can_group(self, bucket: int) -> bool:
-        """No row's slots are read together with another's."""
+    def has_second(self, bucket: int) -> bool:
+        """One launch serves all steps."""
         return False
 
-    def plan(self, batch: AttentionBatch, bucket: int, *, may_group: bool = True) -> RunPlan:
+    def plan(self, batch: AttentionBatch, bucket: int, *, may_be_second: bool = True) -> RunPlan:
         """A step of at most `bucket` decodes; missing rows read one slot of dummy block 0."""
         rows = HostRows.of(batch).padded(bucket)
         assert rows.num_leading_decodes == bucket, f"{rows.q_lens=} must be decodes"
@@ -142,9 +142,9 @@ class StrictGraphDecode:
         tables[:, :width].copy_(_sent(rows.tables, device))
         return RunPlan(runs, tables, bucket, self._num_kv_heads, self._block_size)
 
-    def plan_padding(self, bucket: int, *, is_grouped: bool) -> RunPlan:
+    def plan_padding(self, bucket: int, *, is_second: bool) -> RunPlan:
         """A step of dummy rows alone, for the capture of a launch that may serve any step."""
-        assert not is_grouped, "strict mode has no grouped launch"
+        assert not is_second, "strict mode has one launch"
         nothing = AttentionBatch(
             torch.zeros(1, dtype=torch.int32),
             torch.zeros(0, dtype=torch.int32),

@@ -44,7 +44,7 @@ class _Kind(NamedTuple):
 
     bucket: int
     has_queries: bool  # writes query rings
-    is_grouped: bool  # reads a prefix that rows share once for them all
+    is_second: bool  # of the attention launch that is faster for some steps only
 
 
 class _Numbers(NamedTuple):
@@ -83,7 +83,7 @@ class DecodeGraphs:
         self._model, self._cache, self._tables = model, cache, tables
         self._graph_decode, self._last_token_ids = graph_decode, last_token_ids
         self._buckets = buckets_up_to(max_rows)
-        self._ungrouped: set[int] = set()  # buckets whose grouped capture found no memory
+        self._without_second: set[int] = set()  # buckets whose second capture found no memory
         self._captured: dict[_Kind, _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle()
         device = last_token_ids.device
@@ -114,9 +114,9 @@ class DecodeGraphs:
         has_queries = bool(numbers.query_slots.max() >= 0)
         tables = self._tables.of_rows(numbers.rows)
         self._send_inputs(numbers, tables, bucket)
-        batch, may_group = _attention_batch(numbers.resident, tables), bucket not in self._ungrouped
-        plan = self._graph_decode.plan(batch, bucket, may_group=may_group)
-        kind = _Kind(bucket, has_queries, plan.is_grouped)
+        batch, may = _attention_batch(numbers.resident, tables), bucket not in self._without_second
+        plan = self._graph_decode.plan(batch, bucket, may_be_second=may)
+        kind = _Kind(bucket, has_queries, plan.is_second)
         captured = self._captured.get(kind)
         if captured is None:
             captured = self._captured[kind] = self._capture_late(kind, plan)
@@ -128,11 +128,11 @@ class DecodeGraphs:
 
         A bucket that finds no memory is left out, with one warning for all of them: smaller batches
         then run in the next larger graph, larger ones without a graph. One that finds none for its
-        grouped capture runs without grouping.
+        second capture runs all its steps in the first.
         """
         buckets = self._buckets[::-1]  # large first: they share memory
         kinds = [_Kind(bucket, has_queries, False) for bucket in buckets]
-        kinds += [_Kind(bucket, has_queries, True) for bucket in self.grouped_buckets[::-1]]
+        kinds += [_Kind(bucket, has_queries, True) for bucket in self.second_buckets[::-1]]
         missing = []
         for done, kind in enumerate(kinds):
             try:
@@ -147,20 +147,20 @@ class DecodeGraphs:
         self._leave_out(missing)
 
     @property
-    def grouped_buckets(self) -> tuple[int, ...]:
+    def second_buckets(self) -> tuple[int, ...]:
         """Those that have a second capture, ascending."""
-        return tuple(filter(self._graph_decode.can_group, self._buckets))
+        return tuple(filter(self._graph_decode.has_second, self._buckets))
 
     def _leave_out(self, missing: Sequence[_Kind]) -> None:
         """Do without these captures from now on; a warning says what that costs."""
-        without = {kind.bucket for kind in missing if not kind.is_grouped}
-        ungrouped = {kind.bucket for kind in missing if kind.is_grouped} - without
+        without = {kind.bucket for kind in missing if not kind.is_second}
+        without_second = {kind.bucket for kind in missing if kind.is_second} - without
         self._buckets = tuple(bucket for bucket in self._buckets if bucket not in without)
-        self._ungrouped |= ungrouped
+        self._without_second |= without_second
         if without:
             _warn_of_missing(without, self._buckets)
-        if ungrouped:
-            _warn_of_ungrouped(ungrouped)
+        if without_second:
+            _warn_of_missing_second(without_second)
 
     def _capture_late(self, kind: _Kind, attention_plan: object) -> _Captured:
         """In the middle of serving; without memory, one that also writes query rings will do."""
@@ -179,7 +179,7 @@ class DecodeGraphs:
     def _capture_padding(self, kind: _Kind) -> _Captured:
         nothing, tables = _Numbers.of(()), np.zeros((0, 1), dtype=np.int32)
         self._send_inputs(nothing, tables, kind.bucket)
-        plan = self._graph_decode.plan_padding(kind.bucket, is_grouped=kind.is_grouped)
+        plan = self._graph_decode.plan_padding(kind.bucket, is_second=kind.is_second)
         return self._capture(kind, plan)
 
     def _send_inputs(self, numbers: _Numbers, tables: np.ndarray, bucket: int) -> None:
@@ -234,10 +234,11 @@ def _warn_of_missing(missing: set[int], kept: tuple[int, ...]) -> None:
     )
 
 
-def _warn_of_ungrouped(missing: set[int]) -> None:
+def _warn_of_missing_second(missing: set[int]) -> None:
     _LOG.warning(
-        "no memory for the decode graphs that read a shared prefix once, of batch sizes %s: these "
-        "read it for every request. Lower gpu_memory_share or kv_cache_memory to have them",
+        "no memory for the second decode graphs, which read a shared prefix once, of batch sizes "
+        "%s: the first serve all steps, some slower. Lower gpu_memory_share or kv_cache_memory to "
+        "have them",
         sorted(missing),
     )
 

@@ -194,7 +194,7 @@ def measure_needs(
         readings.append(meter.used())
         readings += [meter.used() for _ in _run_worst_steps(runner, worst)]
     loaded, built, stepped, compacted, captured, captured_two = readings
-    grouped_buckets = runner.grouped_buckets
+    second_buckets = runner.second_buckets
     del runner
     release_memory()
     return MemoryNeeds(
@@ -209,7 +209,7 @@ def measure_needs(
             max(0, captured_two - captured),
             worst.buckets,
             logits_row_bytes,
-            grouped_buckets,
+            second_buckets,
         ),
     )
 

@@ -103,7 +103,7 @@ def graph_bytes(
     second: int,
     buckets: Sequence[int],
     logits_row_bytes: int,
-    grouped_buckets: Sequence[int] = (),
+    second_buckets: Sequence[int] = (),
 ) -> int:
     """What the graphs of all buckets take, from what the two largest took.
 
@@ -114,12 +114,12 @@ def graph_bytes(
         first, second: bytes by which the largest and the second largest bucket's capture grew.
         buckets: batch sizes, ascending; may be empty: no graphs.
         logits_row_bytes: of one row's logits.
-        grouped_buckets: those of them that have a second graph.
+        second_buckets: those of them that have a second graph.
     """
     if len(buckets) < 2:
         return first
     per_graph = max(0, second - buckets[-2] * logits_row_bytes)
-    rest = (*buckets[:-1], *grouped_buckets)
+    rest = (*buckets[:-1], *second_buckets)
     return first + sum(rest) * logits_row_bytes + len(rest) * per_graph
 
 

@@ -97,9 +97,9 @@ class ModelRunner:
             self._graphs.warm_up(has_queries, report)
 
     @property
-    def grouped_buckets(self) -> tuple[int, ...]:
-        """Batch sizes that have a second decode graph, for steps whose rows share prefixes."""
-        return () if self._graphs is None else self._graphs.grouped_buckets
+    def second_buckets(self) -> tuple[int, ...]:
+        """Batch sizes that have a second decode graph, faster for some steps."""
+        return () if self._graphs is None else self._graphs.second_buckets
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:

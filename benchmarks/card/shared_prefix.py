@@ -90,7 +90,7 @@ class Bench:
 
     def plan(self, batch: AttentionBatch, way: str) -> AttentionPlan:
         if way == "plain":
-            return self.graphs.plan(batch, self.num_rows, may_group=False)
+            return self.graphs.plan(batch, self.num_rows, may_be_second=False)
         return self.graphs.plan_groups(batch, self.num_rows, best_groups(shared_of(batch), HEADS))
 
     def attend(self, pool: Tensor, plan: AttentionPlan) -> Tensor:

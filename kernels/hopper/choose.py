@@ -51,13 +51,13 @@ def padded_rows(num_rows: int) -> int:
 # (padded rows, out_size, in_size): (groups, splits, sharers), as found on an H200 by
 # `benchmarks/card/products.py sweep` for the shapes of Qwen3-8B; the rule serves all others.
 MEASURED: dict[tuple[int, int, int], tuple[int, int, int]] = {
-    (16, 4096, 4096): (4, 6, 1),
+    (16, 4096, 4096): (2, 3, 1),
     (32, 4096, 4096): (3, 5, 1),
-    (64, 4096, 4096): (2, 3, 1),
+    (64, 4096, 4096): (3, 4, 1),
     (96, 4096, 4096): (2, 3, 1),
     (128, 4096, 4096): (3, 4, 1),
-    (160, 4096, 4096): (2, 3, 2),
-    (192, 4096, 4096): (1, 1, 1),
+    (160, 4096, 4096): (3, 4, 1),
+    (192, 4096, 4096): (1, 2, 1),
     (16, 24576, 4096): (3, 1, 1),
     (32, 24576, 4096): (3, 1, 1),
     (64, 24576, 4096): (3, 1, 2),
@@ -71,13 +71,13 @@ MEASURED: dict[tuple[int, int, int], tuple[int, int, int]] = {
     (96, 4096, 12288): (3, 5, 1),
     (128, 4096, 12288): (3, 5, 1),
     (160, 4096, 12288): (3, 5, 1),
-    (192, 4096, 12288): (2, 3, 1),
+    (192, 4096, 12288): (1, 2, 1),
     (16, 6144, 4096): (3, 3, 1),
-    (32, 6144, 4096): (2, 2, 1),
-    (64, 6144, 4096): (1, 1, 1),
-    (96, 6144, 4096): (1, 1, 1),
-    (128, 6144, 4096): (1, 1, 1),
-    (160, 6144, 4096): (1, 1, 1),
+    (32, 6144, 4096): (3, 3, 1),
+    (64, 6144, 4096): (3, 3, 1),
+    (96, 6144, 4096): (3, 3, 1),
+    (128, 6144, 4096): (3, 3, 1),
+    (160, 6144, 4096): (3, 3, 1),
     (192, 6144, 4096): (1, 1, 1),
     (224, 4096, 4096): (2, 3, 1),
     (224, 24576, 4096): (3, 1, 1),
@@ -91,7 +91,7 @@ MEASURED: dict[tuple[int, int, int], tuple[int, int, int]] = {
 
 # (padded rows, out_size, in_size) at which cuBLAS was faster than the best cut.
 CUBLAS_IS_FASTER: frozenset[tuple[int, int, int]] = frozenset(
-    {(256, 4096, 4096), (256, 4096, 12288), (256, 6144, 4096)}
+    {(160, 6144, 4096), (256, 4096, 4096), (256, 4096, 12288), (256, 6144, 4096)}
 )
 # At these numbers of rows each norm has a launch of its own, which overlaps with the loads of the
 # next product's weights: 36 layers of 128 rows take 4.59 ms so, 4.66 with norms inside; of 192 rows

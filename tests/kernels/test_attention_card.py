@@ -101,28 +101,51 @@ def test_float16_attention_equals_float64():
         check_eager(q_lens, Heads(8, 2, 64, 16), torch.float16)
 
 
-@pytest.mark.parametrize("bucket", [1, 8, 33, 34, 96])
-def test_one_capture_serves_other_lengths_and_fewer_rows(bucket):
-    rng, shape, pool_blocks = random.Random(bucket), Heads(32, 8, 128, 16), 20_000
-    kernels = FlashInferAttention(torch.device(CARD), torch.bfloat16)
-    graphs = GraphDecode(kernels, shape, max_rows=96, max_blocks=200)
+def check_capture(graphs, kernels, shape, bucket, batches, *, is_second):
+    """One capture of a bucket's launch, replayed for other steps, against float64."""
+    pool_blocks = 20_000
     q, layer_kv = make_tensors(shape, pool_blocks, bucket)
-
-    def batch_of(num_rows, longest):
-        kv_lens = [rng.randrange(1, longest) for _ in range(num_rows)]
-        return make_batch(rng, [1] * num_rows, kv_lens, 16, pool_blocks)
-
-    plan = graphs.plan(batch_of(bucket, 500), bucket)
+    plan = graphs.plan_padding(bucket, is_second=is_second)
     kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out, lse = kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
-    for num_rows, longest in ((bucket, 3000), (max(1, bucket // 2), 40), (bucket, 3000)):
-        batch = batch_of(num_rows, longest)
+    for batch in batches:
+        num_rows = len(batch.kv_lens)
         out.fill_(torch.nan)
-        graphs.plan(batch, bucket)
+        assert graphs.plan(batch, bucket, may_be_second=is_second).is_second == is_second
         graph.replay()
         found = out[:num_rows], lse[:num_rows]
         assert_right(found, exact(q[:num_rows], layer_kv, batch, shape))
         assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("bucket", [1, 8, 33, 34, 96])
+def test_one_capture_serves_other_lengths_and_fewer_rows(bucket):
+    rng, shape = random.Random(bucket), Heads(32, 8, 128, 16)
+    kernels = FlashInferAttention(torch.device(CARD), torch.bfloat16)
+    graphs = GraphDecode(kernels, shape, max_rows=96, max_blocks=200)
+
+    def batch_of(num_rows, longest):
+        kv_lens = [rng.randrange(1, longest) for _ in range(num_rows)]
+        return make_batch(rng, [1] * num_rows, kv_lens, 16, 20_000)
+
+    cases = ((bucket, 3000), (max(1, bucket // 2), 40), (bucket, 3000))
+    batches = [batch_of(*case) for case in cases]
+    check_capture(graphs, kernels, shape, bucket, batches, is_second=False)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "row_counts"), [(24, (20, 24)), (32, (32, 27)), (40, (34, 39)), (112, (101, 105))]
+)
+def test_one_capture_serves_rows_read_whole_and_in_halves(bucket, row_counts):
+    """A small batch whole; of larger ones the rows of the last round in halves (132 SMs)."""
+    rng, shape = random.Random(bucket), Heads(32, 8, 128, 16)
+    kernels = FlashInferAttention(torch.device(CARD), torch.bfloat16)
+    graphs = GraphDecode(kernels, shape, max_rows=112, max_blocks=200)
+    batches = []
+    for num_rows in row_counts:
+        kv_lens = [rng.randrange(1200, 1500) for _ in range(num_rows)]
+        batches.append(make_batch(rng, [1] * num_rows, kv_lens, 16, 20_000))
+    check_capture(graphs, kernels, shape, bucket, batches, is_second=True)

@@ -70,8 +70,8 @@ def test_one_capture_serves_other_groups_and_none(heads, block_size):
     wide = torch.randn(bucket, shape.num_q_heads + 3, shape.head_dim, device=CARD).bfloat16()
     q = wide[:, : shape.num_q_heads]  # as the layers may pass it: a view into something wider
 
-    plan = graphs.plan_padding(bucket, is_grouped=True)
-    assert plan.is_grouped
+    plan = graphs.plan_padding(bucket, is_second=True)
+    assert plan.is_second
     lse = torch.empty(q.shape[:2], device=CARD)
     kernels.attention(q, layer_kv, plan, SCALE, True, lse)  # compiles the merge
     torch.cuda.synchronize()
@@ -122,10 +122,10 @@ def test_plans_group_where_it_pays_and_equal_the_plain_launch(monkeypatch):
     layer_kv = torch.randn(POOL_BLOCKS, 2, 16, 8, 128, device=CARD).bfloat16()
     q = torch.randn(64, 32, 128, device=CARD).bfloat16()
     found = {}
-    for may_group in (True, False):
-        plan = graphs.plan(batch, 64, may_group=may_group)
-        assert plan.is_grouped == may_group
-        found[may_group] = kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
+    for may_be_second in (True, False):
+        plan = graphs.plan(batch, 64, may_be_second=may_be_second)
+        assert plan.is_second == may_be_second
+        found[may_be_second] = kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
     wanted = exact(q, layer_kv, batch, shape)
     assert_right(found[True], wanted)
     assert_right(found[False], wanted)
@@ -137,8 +137,8 @@ def test_flashinfers_own_plan_names_what_we_write():
     kernels = FlashInferAttention(CARD, torch.bfloat16)
     graphs = GraphDecode(kernels, shape, max_rows=64, max_blocks=200)
     batch = make_batch(random.Random(1), 64, 16, per_group=8, shared_len=640, longest=300)
-    theirs = graphs.plan(batch, 64, may_group=False).parts[0].launch
-    ours = graphs.plan_padding(64, is_grouped=True).parts[0].launch
+    theirs = graphs.plan(batch, 64, may_be_second=False).parts[0].launch
+    ours = graphs.plan_padding(64, is_second=True).parts[0].launch
     assert len(theirs.info) == len(ours.info)
     assert not theirs.is_causal
     num_rows, tile, merge, float_places, flags = 1, 3, 7, slice(10, 13), slice(13, 15)

@@ -19,10 +19,10 @@ class LittleMemory(DecodeGraphs):
     """Captures nothing, and refuses batches larger or smaller than it has room for."""
 
     room = range(0, 1000)
-    grouped_room = range(0, 1000)
+    second_room = range(0, 1000)
 
     def _capture_padding(self, kind):
-        if kind.bucket not in (self.grouped_room if kind.is_grouped else self.room):
+        if kind.bucket not in (self.second_room if kind.is_second else self.room):
             raise torch.OutOfMemoryError(f"no room for {kind}")
         return kind.bucket
 
@@ -47,15 +47,15 @@ def decodes(count):
 def make_graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
 
-    def make(room, max_rows=16, min_grouped=99, grouped_room=range(1000)):
+    def make(room, max_rows=16, min_second=99, second_room=range(1000)):
         last_token_ids = torch.zeros(max_rows, dtype=torch.int64)
-        planner = Planner(min_grouped)
+        planner = Planner(min_second)
         graphs = LittleMemory(None, None, None, planner, last_token_ids, max_rows=max_rows)
-        graphs.room, graphs.grouped_room = room, grouped_room
+        graphs.room, graphs.second_room = room, second_room
         told = []
         graphs.warm_up(False, lambda done, total: told.append((done, total)))
         buckets = buckets_up_to(max_rows)
-        num_captures = len(buckets) + sum(bucket >= min_grouped for bucket in buckets)
+        num_captures = len(buckets) + sum(bucket >= min_second for bucket in buckets)
         assert told[-1] == (num_captures, num_captures)
         return graphs
 
@@ -89,13 +89,13 @@ def test_with_memory_for_none_decoding_goes_on_without_graphs(make_graphs, caplo
     assert "decoding runs without graphs" in caplog.text
 
 
-def test_buckets_that_can_group_have_a_second_graph(make_graphs, caplog):
-    graphs = make_graphs(range(1000), min_grouped=8)
+def test_buckets_that_has_second_have_a_second_graph(make_graphs, caplog):
+    graphs = make_graphs(range(1000), min_second=8)
     assert set(graphs._captured) == {
         *((bucket, False, False) for bucket in (1, 2, 4, 8, 16)),
         *((bucket, False, True) for bucket in (8, 16)),
     }
-    assert graphs.grouped_buckets == (8, 16)
+    assert graphs.second_buckets == (8, 16)
     assert not caplog.messages
 
 
@@ -113,16 +113,16 @@ def replayed(graphs, monkeypatch, count):
     return seen
 
 
-def test_a_grouped_plan_replays_the_grouped_graph(make_graphs, monkeypatch):
-    graphs = make_graphs(range(1000), min_grouped=8)
+def test_a_second_plan_replays_the_second_graph(make_graphs, monkeypatch):
+    graphs = make_graphs(range(1000), min_second=8)
     assert replayed(graphs, monkeypatch, 4) == [(4, False, False)]
     assert replayed(graphs, monkeypatch, 7) == [(8, False, True)]
 
 
-def test_a_bucket_without_memory_for_its_grouped_graph_runs_ungrouped(
+def test_a_bucket_without_memory_for_its_second_graph_runs_in_the_first(
     make_graphs, caplog, monkeypatch
 ):
-    graphs = make_graphs(range(1000), min_grouped=4, grouped_room=range(5, 9))
+    graphs = make_graphs(range(1000), min_second=4, second_room=range(5, 9))
     assert len(caplog.messages) == 1
     assert "read a shared prefix once, of batch sizes [4, 16]" in caplog.messages[0]
     assert replayed(graphs, monkeypatch, 3) == [(4, False, False)]
@@ -159,9 +159,9 @@ def test_without_memory_a_graph_that_writes_query_rings_serves_steps_that_do_not
     assert not caplog.messages
 
 
-def test_a_late_grouped_capture_without_memory_runs_ungrouped(make_graphs, caplog, monkeypatch):
-    graphs = make_graphs(range(1000), min_grouped=8)
-    graphs._captured = {kind: it for kind, it in graphs._captured.items() if not kind.is_grouped}
+def test_a_late_second_capture_without_memory_runs_in_the_first(make_graphs, caplog, monkeypatch):
+    graphs = make_graphs(range(1000), min_second=8)
+    graphs._captured = {kind: it for kind, it in graphs._captured.items() if not kind.is_second}
     replayed(graphs, monkeypatch, 2)
     monkeypatch.setattr(graphs, "_capture", refuse_capture)
     with pytest.raises(torch.OutOfMemoryError):
@@ -192,17 +192,17 @@ def test_a_step_with_anything_but_decodes_runs_without_a_graph(make_graphs, chan
 
 
 class Planner:
-    """Takes note of the batch that it is to plan, and groups whatever it may."""
+    """Takes note of the batch that it is to plan, and takes the second launch where it may."""
 
-    def __init__(self, min_grouped=99):
-        self.min_grouped = min_grouped
+    def __init__(self, min_second=99):
+        self.min_second = min_second
 
-    def can_group(self, bucket):
-        return bucket >= self.min_grouped
+    def has_second(self, bucket):
+        return bucket >= self.min_second
 
-    def plan(self, batch, bucket, *, may_group=True):
+    def plan(self, batch, bucket, *, may_be_second=True):
         self.batch, self.bucket = batch, bucket
-        return types.SimpleNamespace(is_grouped=may_group and self.can_group(bucket))
+        return types.SimpleNamespace(is_second=may_be_second and self.has_second(bucket))
 
 
 @pytest.mark.parametrize("block_size", [1, 16])

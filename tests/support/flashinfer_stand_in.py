@@ -41,14 +41,14 @@ class FlashInferStandIn:
         layout: int,
         window: int,
         may_overlap: bool,
-        *settings: object,
+        scale: float,
+        releases_early: int,
     ) -> None:
         assert lse is not None, "groups are merged by their log-sum-exps"
         assert lse.shape == q.shape[:2], "FlashInfer compares them"
         assert (info[TILE], info[IS_GRAPH], info[IS_SPLIT]) == (TILE_ROWS, 0, 0)
         assert (mask_mode, layout, window) == (0, 0, -1)
-        scale = settings[-4]
-        assert isinstance(scale, float)
+        assert releases_early in (0, 1)
         # The kernel knows addresses, not shapes: the memory goes on behind what it was shown.
         lse = lse.as_strided(out.shape[:2], lse.stride())
         for tensor in (out, lse):

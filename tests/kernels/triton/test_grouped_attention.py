@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_support.flashinfer_stand_in import stand_in_module
 
-from zipage_lang.kernels import attention, graph_decode, plan_buffers, shared_prefix
+from zipage_lang.kernels import attention, graph_decode, last_round, plan_buffers, shared_prefix
 from zipage_lang.kernels.attention import FlashInferAttention
 from zipage_lang.kernels.backend import AttentionBatch
 from zipage_lang.kernels.flashinfer_module import Heads
@@ -79,11 +79,11 @@ def exact(q, layer_kv, batch):
 
 def test_one_launch_serves_all_groupings(kernels, graphs):
     """What a graph holds: the first plan's launch and tensors, run after other plans."""
-    captured = graphs.plan_padding(BUCKET, is_grouped=True)
+    captured = graphs.plan_padding(BUCKET, is_second=True)
     for num_rows, shared_blocks, per_group in ((12, 3, 4), (9, 7, 8), (12, 5, 2), (11, 4, 12)):
         batch = make_batch(num_rows, shared_blocks, per_group)
         plan = graphs.plan(batch, BUCKET)
-        assert plan.is_grouped
+        assert plan.is_second
         assert plan.parts[0].launch == captured.parts[0].launch
         q, layer_kv = random_tensors(num_rows)
         # Block ids lie behind everything of fixed place, as far as the step has any.
@@ -134,7 +134,7 @@ def test_groups_are_found_anew_when_rows_change_and_not_before(graphs, monkeypat
     monkeypatch.setattr(graph_decode, "worthwhile_groups", find)
     batch = make_batch(12, 3)
     for kv_lens in (batch.kv_lens, batch.kv_lens + 1, batch.kv_lens + 2):
-        assert graphs.plan(batch._replace(kv_lens=kv_lens), BUCKET).is_grouped
+        assert graphs.plan(batch._replace(kv_lens=kv_lens), BUCKET).is_second
     assert [len(groups) for groups in found] == [3]
     graphs.plan(make_batch(11, 3), BUCKET)
     graphs.plan(make_batch(11, 5), BUCKET)
@@ -144,19 +144,23 @@ def test_groups_are_found_anew_when_rows_change_and_not_before(graphs, monkeypat
 class PlainPlan(Exception):
     """FlashInfer itself was asked to plan."""
 
+    def __init__(self, settings):
+        self.settings = settings
+
+
+def refuse(*_, **settings):
+    raise PlainPlan(settings)
+
 
 @pytest.mark.parametrize(
-    ("shared_blocks", "bucket", "may_group"), [(0, 12, True), (3, 12, False), (3, 1, True)]
+    ("shared_blocks", "bucket", "may_be_second"), [(0, 12, True), (3, 12, False), (3, 1, True)]
 )
 def test_nothing_shared_small_buckets_and_no_leave_take_the_plain_launch(
-    kernels, graphs, monkeypatch, shared_blocks, bucket, may_group
+    kernels, graphs, monkeypatch, shared_blocks, bucket, may_be_second
 ):
-    def plan_part(*_, **__):
-        raise PlainPlan
-
-    monkeypatch.setattr(kernels, "plan_part", plan_part)
+    monkeypatch.setattr(kernels, "plan_part", refuse)
     with pytest.raises(PlainPlan):
-        graphs.plan(make_batch(bucket, shared_blocks), bucket, may_group=may_group)
+        graphs.plan(make_batch(bucket, shared_blocks), bucket, may_be_second=may_be_second)
 
 
 def test_only_launches_that_split_nothing_and_fit_rows_into_tiles_group(kernels, graphs):
@@ -178,3 +182,51 @@ def test_the_log_sum_exp_is_given_when_and_where_asked_only(kernels, graphs):
     assert given.data_ptr() == layers[1].data_ptr()
     assert torch.equal(layers[1], lse)
     assert layers[[0, 2]].isnan().all()
+
+
+def test_rows_of_the_last_round_are_read_in_halves(kernels, graphs, monkeypatch):
+    """Nothing is shared; of 5 rows on a card that holds 4 at once one is cut in two."""
+    monkeypatch.setattr(graph_decode, "num_sms", lambda _: 4)
+    monkeypatch.setattr(last_round, "MIN_HALVED_SLOTS", 8)
+    batch, (q, layer_kv) = make_batch(5, 0), random_tensors(4)
+    batch = batch._replace(kv_lens=batch.kv_lens + 20)
+    plan = graphs.plan(batch, BUCKET)
+    assert plan.is_second
+    assert plan.has_shared.tolist() == [1] + [0] * (BUCKET - 1)
+    out, lse = kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
+    wanted = exact(q, layer_kv, batch)
+    torch.testing.assert_close(out[:5], wanted[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(lse[:5], wanted[1], rtol=1e-4, atol=1e-5)
+    even = make_batch(4, 0)
+    even = even._replace(kv_lens=even.kv_lens + 20)
+    monkeypatch.setattr(kernels, "plan_part", refuse)
+    with pytest.raises(PlainPlan) as asked:
+        graphs.plan(even, BUCKET)
+    assert asked.value.settings == {"is_padded": False, "may_split": False}
+
+
+@pytest.mark.parametrize(
+    ("kv_lens", "may_be_second", "is_whole"),
+    [([30] * 8, True, True), ([30] * 7 + [4000], True, False), ([30] * 8, False, False)],
+)
+def test_a_small_bucket_is_read_whole_where_rows_are_alike(
+    kernels, monkeypatch, kv_lens, may_be_second, is_whole
+):
+    """The second launch splits nothing; the other is as large as any batch may need."""
+    monkeypatch.setattr(graph_decode, "num_sms", lambda _: 10)
+    monkeypatch.setattr(last_round, "SPLIT_BYTES", 200_000)
+    graphs = GraphDecode(kernels, HEADS, max_rows=8, max_blocks=1000)
+    assert graphs.has_second(8)
+    assert not graphs.can_group(8)
+    monkeypatch.setattr(kernels, "plan_part", refuse)
+    batch = AttentionBatch(
+        torch.arange(9, dtype=torch.int32),
+        torch.tensor(kv_lens, dtype=torch.int32),
+        torch.ones((8, 1000), dtype=torch.int32),
+    )
+    with pytest.raises(PlainPlan) as asked:
+        graphs.plan(batch, 8, may_be_second=may_be_second)
+    assert asked.value.settings == {"is_padded": not is_whole, "may_split": not is_whole}
+    with pytest.raises(PlainPlan) as asked:
+        graphs.plan_padding(8, is_second=True)
+    assert asked.value.settings == {"is_padded": False, "may_split": False}
