@@ -55,7 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--no-prefix-cache", action="store_true")
     parser.add_argument(
-        "--no-grouping", action="store_true", help="each row reads its own slots, all at once"
+        "--no-grouping", action="store_true", help="only the attention launches that serve any step"
     )
     parser.add_argument("--deterministic", action="store_true", help="strict mode")
     parser.add_argument("--seconds", type=float, default=1e9)

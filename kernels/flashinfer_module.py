@@ -23,6 +23,7 @@ from zipage_lang.kernels.setup_error import SetupError
 TESTED_VERSION = "0.6.11"
 HEAD_DIMS = (64, 128, 256)
 DECODE_TILE_ROWS = 16  # query rows of the smallest tile; a row is one token and one query head
+ELEMENT_BYTES = 2  # bfloat16 or float16
 
 _NON_CAUSAL, _CAUSAL = 0, 1  # flashinfer MaskMode
 _NHD = 0  # flashinfer TensorLayout
@@ -47,10 +48,30 @@ class SequenceIndex(NamedTuple):
     block_ids: Tensor  # [block_starts[-1]]
 
 
+class PlanInfo(NamedTuple):
+    """FlashInfer's PrefillPlanInfo, in its order. Places are in bytes, 0 where nothing is read."""
+
+    padded_batch_size: int  # work items
+    total_num_rows: int
+    total_num_rows_offset: int
+    cta_tile_q: int
+    request_indices_offset: int
+    qo_tile_indices_offset: int
+    kv_tile_indices_offset: int
+    merge_indptr_offset: int
+    o_indptr_offset: int
+    kv_chunk_size_ptr_offset: int
+    v_offset: int
+    s_offset: int
+    block_valid_mask_offset: int
+    enable_cuda_graph: int
+    split_kv: int
+
+
 class LaunchPlan(NamedTuple):
     """How a launch is divided; plain numbers, so that two plans can be compared."""
 
-    info: tuple[int, ...]  # what `plan` returned, passed back as it is
+    info: PlanInfo  # what `plan` returned, passed back as it is
     is_causal: bool
 
 
@@ -74,25 +95,24 @@ def unsplit_launch(
             workspace, in int32 numbers. item_*: [num_items]; out_starts: first output row of each
             sequence, which need not be its first row of q; chunk_len: one number, above any length.
     """
-    # In the order of FlashInfer's PrefillPlanInfo; places are in bytes, 0 where nothing is read.
-    info = {
-        "padded_batch_size": num_items,
-        "total_num_rows": num_rows,
-        "total_num_rows_offset": 0,
-        "cta_tile_q": DECODE_TILE_ROWS,
-        "request_indices_offset": 4 * item_entries,
-        "qo_tile_indices_offset": 4 * item_tiles,
-        "kv_tile_indices_offset": 4 * item_chunks,
-        "merge_indptr_offset": 0,
-        "o_indptr_offset": 4 * out_starts,
-        "kv_chunk_size_ptr_offset": 4 * chunk_len,
-        "v_offset": 0,
-        "s_offset": 0,
-        "block_valid_mask_offset": 0,
-        "enable_cuda_graph": 0,
-        "split_kv": 0,
-    }
-    return LaunchPlan(tuple(info.values()), is_causal=False)
+    info = PlanInfo(
+        padded_batch_size=num_items,
+        total_num_rows=num_rows,
+        total_num_rows_offset=0,
+        cta_tile_q=DECODE_TILE_ROWS,
+        request_indices_offset=4 * item_entries,
+        qo_tile_indices_offset=4 * item_tiles,
+        kv_tile_indices_offset=4 * item_chunks,
+        merge_indptr_offset=0,
+        o_indptr_offset=4 * out_starts,
+        kv_chunk_size_ptr_offset=4 * chunk_len,
+        v_offset=0,
+        s_offset=0,
+        block_valid_mask_offset=0,
+        enable_cuda_graph=0,
+        split_kv=0,
+    )
+    return LaunchPlan(info, is_causal=False)
 
 
 class PagedAttentionModule:
@@ -143,7 +163,7 @@ class PagedAttentionModule:
             not may_split,
             0,  # no other kernel shares the card
         )
-        return LaunchPlan(tuple(int(number) for number in info), is_causal)
+        return LaunchPlan(PlanInfo(*(int(number) for number in info)), is_causal)
 
     def run(
         self,
@@ -171,7 +191,7 @@ class PagedAttentionModule:
         keys, values = layer_kv.unbind(1)  # [num_blocks, block_size, num_kv_heads, head_dim] each
         self._module.paged_run(
             *workspaces,
-            launch.info,
+            tuple(launch.info),
             q,
             keys,
             values,
@@ -186,13 +206,14 @@ class PagedAttentionModule:
             _NO_WINDOW,
             True,  # may start while its predecessor drains; it waits before it reads q and the pool
             scale,
-            int(_releases_early(launch)),
+            int(releases_early(launch.info, layer_kv.shape[3])),
         )
 
 
 # What differs from FlashInfer's own: asked to, a launch lets the kernel behind it start as soon as
 # all of its CTAs have, on multiprocessors that they leave one by one; FlashInfer lets it when they
 # end. The kernel behind must wait for this one before it reads anything but constants.
+_SCALARS = {"sm_scale": "double", "releases_early": "int64_t"}  # the last arguments of `paged_run`
 _VARIANT_NAME = "ReleasingAttention"
 _VARIANT = """
 #include <flashinfer/attention/variants.cuh>
@@ -207,14 +228,16 @@ struct ReleasingAttention : DefaultAttention<false, false, false, false> {
   }
 };
 """
-# Rows of an unsplit decode that are faster so (an H200: 0.08 to 0.17 ms a step of 36 layers).
-_RELEASING_ROWS = range(17, 192)
+# (Row, KV head) pairs of decodes that are faster so: more than an H200 has multiprocessors, and
+# fewer than 192 rows of 8 heads, where it made no difference. Within a step of 36 layers it saves
+# 0.08 to 0.17 ms (64 to 160 rows); from 20 rows on `benchmarks/card/decode_ways.py` shows it.
+RELEASING_PAIRS = range(133, 192 * 8)
 
 
-def _releases_early(launch: LaunchPlan) -> bool:
+def releases_early(info: PlanInfo, num_kv_heads: int) -> bool:
     """Not where it splits: FlashInfer's merge would wait on the card, and releases last itself."""
-    info = launch.info
-    return not info[14] and info[3] == DECODE_TILE_ROWS and info[1] in _RELEASING_ROWS
+    is_whole_decode = info.cta_tile_q == DECODE_TILE_ROWS and not info.split_kv
+    return is_whole_decode and info.total_num_rows * num_kv_heads in RELEASING_PAIRS
 
 
 def build_attention(dtype: torch.dtype, head_dim: int) -> Path:
@@ -268,7 +291,8 @@ def _spec(dtype: torch.dtype, head_dim: int) -> Any:
             f"FlashInfer {flashinfer.__version__} is not supported; install {TESTED_VERSION}.*"
         )
     kinds = (dtype, dtype, dtype, torch.int32)  # queries, pool, output, indices
-    digest = hashlib.sha256(_VARIANT.encode()).hexdigest()[:8]  # FlashInfer looks at names only
+    # FlashInfer finds what is built by its name alone.
+    digest = hashlib.sha256(f"{_VARIANT} {_SCALARS}".encode()).hexdigest()[:8]
     name = f"zipage_attention_{digest}_{str(dtype).removeprefix('torch.')}_{head_dim}"
     return gen_customize_batch_prefill_module(
         "fa2",
@@ -278,8 +302,8 @@ def _spec(dtype: torch.dtype, head_dim: int) -> Any:
         head_dim,
         additional_tensor_names=[],
         additional_tensor_dtypes=[],
-        additional_scalar_names=["sm_scale", "releases_early"],
-        additional_scalar_dtypes=["double", "int64_t"],
+        additional_scalar_names=list(_SCALARS),
+        additional_scalar_dtypes=list(_SCALARS.values()),
         variant_name=_VARIANT_NAME,
         variant_decl=_VARIANT,
     )

@@ -18,9 +18,9 @@ from zipage_lang.kernels.backend import AttentionBatch
 from zipage_lang.kernels.flashinfer_module import DECODE_TILE_ROWS, Heads, LaunchPlan
 from zipage_lang.kernels.grouped_launch import GroupedLayout, sequences_of
 from zipage_lang.kernels.host_rows import HostRows
-from zipage_lang.kernels.last_round import MIN_SHARE_WHOLE, halved_rows, is_faster_whole
 from zipage_lang.kernels.plan_buffers import PlanBuffers
 from zipage_lang.kernels.shared_prefix import PrefixGroup, shared_blocks, worthwhile_groups
+from zipage_lang.kernels.whole_rows import is_faster_whole, may_be_faster_whole
 
 
 class GraphDecode:
@@ -30,9 +30,8 @@ class GraphDecode:
     (equal launch, same tensors), so what was captured stays valid. A bucket has a launch of fixed
     shape that serves any step, and may have a second one with a capture of its own:
 
-    - From `min_unsplit_rows` on nothing is split, and rows may be grouped: the prefix that
-      neighbours share is read once for them all, and rows that the card's last round would be left
-      alone with are read in halves.
+    - From `min_unsplit_rows` on nothing is split. Where it pays, rows are grouped: the prefix that
+      neighbours share is read once for them all.
     - Below, the padded launch is as large as any batch of that many rows may need, and always
       splits and merges. Where no row is much longer than the others, rows are read whole instead.
 
@@ -80,9 +79,10 @@ class GraphDecode:
 
     def can_read_whole(self, bucket: int) -> bool:
         """Whether rows of this bucket, too few to fill the card, may be read without splits."""
-        num_tiles = bucket * self._heads.num_kv_heads
-        least = MIN_SHARE_WHOLE * num_sms(self._attention.device)
-        return bucket < self.min_unsplit_rows and num_tiles >= least
+        is_small = bucket < self.min_unsplit_rows
+        return is_small and may_be_faster_whole(
+            bucket, self._heads, num_sms(self._attention.device)
+        )
 
     def plan(
         self, batch: AttentionBatch, bucket: int, *, may_be_second: bool = True
@@ -96,9 +96,7 @@ class GraphDecode:
         rows = self._padded(batch, bucket)
         if may_be_second and self.can_group(bucket):
             layout = GroupedLayout(bucket, self._heads)
-            groups = self._groups_of(rows, layout.max_tiles) or self._halved(
-                batch, layout.max_tiles
-            )
+            groups = self._groups_of(rows, layout.max_tiles)
             if groups:
                 return self._plan_groups(layout, rows, groups)
         is_whole = may_be_second and self.can_read_whole(bucket) and self._is_faster_whole(batch)
@@ -131,10 +129,6 @@ class GraphDecode:
             groups = worthwhile_groups(shared, self._heads, max_tiles)
             self._last_groups = shared, groups
         return groups
-
-    def _halved(self, batch: AttentionBatch, max_tiles: int) -> list[PrefixGroup]:
-        per_round = self.min_unsplit_rows - 1
-        return halved_rows(batch.kv_lens.numpy(), per_round, self._heads.block_size, max_tiles)
 
     def _is_faster_whole(self, batch: AttentionBatch) -> bool:
         return is_faster_whole(batch.kv_lens.numpy(), self._heads, num_sms(self._attention.device))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zipage_lang.kernels.flashinfer_module import DECODE_TILE_ROWS, Heads
+from zipage_lang.kernels.flashinfer_module import DECODE_TILE_ROWS, ELEMENT_BYTES, Heads
 
 # Seen on an H200, which moves 4.3 MB in a microsecond: what neighbours read again comes from the L2
 # at a third of its price, and a grouped launch costs some 9 us a layer more. So it pays from three
@@ -20,7 +20,6 @@ from zipage_lang.kernels.flashinfer_module import DECODE_TILE_ROWS, Heads
 MERGE_BYTES = 108 * 2**20
 # and 2 us on one of some 300 places for a work item of one KV head.
 ITEM_BYTES = 32 * 2**10
-_ELEMENT_BYTES = 2  # bfloat16 or float16
 
 
 class PrefixGroup(NamedTuple):
@@ -121,7 +120,7 @@ def _best_of(run: _Run, end_row: int, heads: Heads) -> tuple[list[PrefixGroup], 
     """The run as one group, or the groups within it."""
     num_rows = end_row - run.first_row
     tiles = num_tiles(num_rows, heads)
-    slot_bytes = 2 * heads.num_kv_heads * heads.head_dim * _ELEMENT_BYTES  # K and V
+    slot_bytes = 2 * heads.num_kv_heads * heads.head_dim * ELEMENT_BYTES  # K and V
     saved = (num_rows - tiles) * run.num_blocks * heads.block_size * slot_bytes
     saved -= tiles * heads.num_kv_heads * ITEM_BYTES
     if saved <= run.saved_bytes:

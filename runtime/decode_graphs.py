@@ -114,8 +114,9 @@ class DecodeGraphs:
         has_queries = bool(numbers.query_slots.max() >= 0)
         tables = self._tables.of_rows(numbers.rows)
         self._send_inputs(numbers, tables, bucket)
-        batch, may = _attention_batch(numbers.resident, tables), bucket not in self._without_second
-        plan = self._graph_decode.plan(batch, bucket, may_be_second=may)
+        batch = _attention_batch(numbers.resident, tables)
+        may_be_second = bucket not in self._without_second
+        plan = self._graph_decode.plan(batch, bucket, may_be_second=may_be_second)
         kind = _Kind(bucket, has_queries, plan.is_second)
         captured = self._captured.get(kind)
         if captured is None:
@@ -236,9 +237,8 @@ def _warn_of_missing(missing: set[int], kept: tuple[int, ...]) -> None:
 
 def _warn_of_missing_second(missing: set[int]) -> None:
     _LOG.warning(
-        "no memory for the second decode graphs, which read a shared prefix once, of batch sizes "
-        "%s: the first serve all steps, some slower. Lower gpu_memory_share or kv_cache_memory to "
-        "have them",
+        "no memory for the second decode graphs, faster for some steps, of batch sizes %s: "
+        "the first serve all. Lower gpu_memory_share or kv_cache_memory to have them",
         sorted(missing),
     )
 

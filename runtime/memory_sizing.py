@@ -99,8 +99,8 @@ def fitting_blocks(needs: MemoryNeeds, cache: CacheConfig, block_bytes: int) -> 
 
 
 def graph_bytes(
-    first: int,
-    second: int,
+    largest: int,
+    next_largest: int,
     buckets: Sequence[int],
     logits_row_bytes: int,
     second_buckets: Sequence[int] = (),
@@ -111,16 +111,16 @@ def graph_bytes(
     its own and what the driver needs for a graph.
 
     Args:
-        first, second: bytes by which the largest and the second largest bucket's capture grew.
+        largest, next_largest: bytes by which the captures of these two buckets grew.
         buckets: batch sizes, ascending; may be empty: no graphs.
         logits_row_bytes: of one row's logits.
         second_buckets: those of them that have a second graph.
     """
     if len(buckets) < 2:
-        return first
-    per_graph = max(0, second - buckets[-2] * logits_row_bytes)
+        return largest
+    per_graph = max(0, next_largest - buckets[-2] * logits_row_bytes)
     rest = (*buckets[:-1], *second_buckets)
-    return first + sum(rest) * logits_row_bytes + len(rest) * per_graph
+    return largest + sum(rest) * logits_row_bytes + len(rest) * per_graph
 
 
 def _check_fits(needs: MemoryNeeds, num_blocks: int, block_bytes: int) -> None:

@@ -34,6 +34,6 @@ measure "graphs off" "$QUERY_SLOTS" "$@" --no-graphs
 measure "overlap off" "$QUERY_SLOTS" "$@" --no-overlap
 measure "hybrid off" "$MAX_RUNNING" "$@" # a query slot for everyone
 measure "prefix cache off" "$QUERY_SLOTS" "$@" --no-prefix-cache
-measure "grouping off" "$QUERY_SLOTS" "$@" --no-grouping # each decode reads its whole prefix itself
+measure "grouping off" "$QUERY_SLOTS" "$@" --no-grouping # only the attention launches that serve any step
 rm -f "$OUT/ablation.log"
 python3 benchmarks/card/ablation_table.py "$lines"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Check scripts one after the other, each under a time limit; logs go to $OUT, a short end of each is shown.
-#   bash benchmarks/card/checks.sh "60 sampling_check.py" "120 products.py tune"
+#   bash benchmarks/card/checks.sh "60 sampling_check.py" "120 decode_cuts.py"
 source benchmarks/card/setup.sh
 for line in "$@"
 do

@@ -28,4 +28,5 @@ def main() -> None:
     time_model(report, copy, num_rows=num_rows, kv_len=kv_len)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,13 +1,15 @@
-"""One decode step of a published shape with random weights: eager, as a CUDA graph, and its parts.
+"""Decode steps of a published shape with random weights: eager, as a CUDA graph, and its parts.
 
-Knows nothing of the scheduler; the batch is made by hand.
+Knows nothing of the scheduler; batches are made by hand.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from timing import capture, event_ms, host_us
+from torch import Tensor
 
 from zipage_lang.kernels.backend import AttentionBatch, choose_backend
 from zipage_lang.kernels.flashinfer_module import Heads
@@ -18,6 +20,94 @@ from zipage_lang.runtime.models.registry import load_dummy_model
 BLOCK_SIZE = 16
 
 
+class DecodeModel:
+    """A model, and a pool with room for so many decodes of that many slots; in bfloat16."""
+
+    def __init__(self, name: str, num_rows: int, kv_len: int) -> None:
+        self.backend = choose_backend("cuda", torch.bfloat16)
+        loaded = load_dummy_model(name, torch.bfloat16, self.backend, None)
+        self.model, self.arch = loaded.model, loaded.arch
+        arch = self.arch
+        self.heads = Heads(arch.num_q_heads, arch.num_kv_heads, arch.head_dim, BLOCK_SIZE)
+        shape = KVShape(
+            num_layers=arch.num_layers,
+            num_q_heads=arch.num_q_heads,
+            num_kv_heads=arch.num_kv_heads,
+            head_dim=arch.head_dim,
+            dtype=torch.bfloat16,
+        )
+        self.num_blocks = num_rows * -(-kv_len // BLOCK_SIZE)
+        self.cache = KVCache(
+            shape,
+            num_blocks=1 + self.num_blocks,
+            block_size=BLOCK_SIZE,
+            num_query_slots=1,
+            window=1,
+            device=self.backend.device,
+        )
+        for layer_kv in self.cache.kv:
+            layer_kv.normal_()
+
+    def floor_ms(self, num_rows: int, kv_len: int, bytes_per_s: float) -> float:
+        """What it takes to read all weights and the resident KV once."""
+        arch = self.arch
+        num_bytes = arch.num_layers * layer_bytes(arch) + 2 * arch.vocab_size * arch.hidden_size
+        slot_bytes = arch.num_layers * arch.num_kv_heads * arch.head_dim * 4
+        return (num_bytes + num_rows * kv_len * slot_bytes) / bytes_per_s * 1e3
+
+    def run(self, batch: ForwardBatch) -> Tensor:
+        """Greedy tokens, int64 [num_rows]."""
+        return self.model.logits(self.model.forward(batch, self.cache)).argmax(-1)
+
+
+class DecodeStep:
+    """One batch of a model: every row with as many slots, in blocks all over the pool."""
+
+    def __init__(self, model: DecodeModel, num_rows: int, kv_len: int) -> None:
+        self.model, self.num_rows, self.kv_len = model, num_rows, kv_len
+        blocks_each = -(-kv_len // BLOCK_SIZE)
+        order = torch.randperm(model.num_blocks)[: num_rows * blocks_each].int() + 1
+        tables = order.view(num_rows, blocks_each)  # [num_rows, blocks_each]
+        self.attention_batch = AttentionBatch(
+            torch.arange(num_rows + 1, dtype=torch.int32),
+            torch.full((num_rows,), kv_len, dtype=torch.int32),
+            tables,
+        )
+        device = model.backend.device
+        self._slots = tables[:, -1].long() * BLOCK_SIZE + (kv_len - 1) % BLOCK_SIZE
+        self._slots = self._slots.to(device)
+        self._token_ids = torch.randint(model.arch.vocab_size, (num_rows,), device=device)
+        self._graphs = model.backend.graph_planner(
+            *model.heads, max_rows=num_rows, max_blocks=blocks_each
+        )
+
+    def eager_batch(self) -> ForwardBatch:
+        heads = self.model.heads
+        return self._batch(self.model.backend.plan_attention(self.attention_batch, *heads))
+
+    def captured(self) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+        """The step as the engine would replay it, and its tokens (a list of one tensor)."""
+        assert self._graphs is not None
+        batch = self._batch(self._graphs.plan(self.attention_batch, self.num_rows))
+        drawn: list[Tensor] = [self._token_ids]
+
+        def work() -> None:
+            drawn[0] = self.model.run(batch)
+
+        return capture(work), drawn
+
+    def _batch(self, plan: Any) -> ForwardBatch:
+        device = self.model.backend.device
+        return ForwardBatch(
+            token_ids=self._token_ids,
+            positions=torch.full((self.num_rows,), self.kv_len - 1, device=device),
+            slots=self._slots,
+            attention_plan=plan,
+            ring_slots=None,
+            logits_index=torch.arange(self.num_rows, device=device),
+        )
+
+
 def time_model(
     report: dict[str, Any],
     copy_bytes_per_s: float,
@@ -25,82 +115,20 @@ def time_model(
     num_rows: int = 128,
     kv_len: int = 2304,
 ) -> None:
-    dtype = torch.bfloat16
     started = time.perf_counter()
-    backend = choose_backend("cuda", dtype)
-    loaded = load_dummy_model(name, dtype, backend, None)
+    model = DecodeModel(name, num_rows, kv_len)
+    step = DecodeStep(model, num_rows, kv_len)
     torch.cuda.synchronize()
     load_s = time.perf_counter() - started
-    arch, device = loaded.arch, backend.device
-    heads = Heads(arch.num_q_heads, arch.num_kv_heads, arch.head_dim, BLOCK_SIZE)
-    blocks_each = -(-kv_len // BLOCK_SIZE)
-    shape = KVShape(
-        num_layers=arch.num_layers,
-        num_q_heads=arch.num_q_heads,
-        num_kv_heads=arch.num_kv_heads,
-        head_dim=arch.head_dim,
-        dtype=dtype,
-    )
-    cache = KVCache(
-        shape,
-        num_blocks=1 + num_rows * blocks_each,
-        block_size=BLOCK_SIZE,
-        num_query_slots=1,
-        window=1,
-        device=device,
-    )
-    for layer_kv in cache.kv:
-        layer_kv.normal_()
-    order = torch.randperm(num_rows * blocks_each).int() + 1
-    tables = order.view(num_rows, blocks_each)  # [num_rows, blocks_each]
-    attention_batch = AttentionBatch(
-        torch.arange(num_rows + 1, dtype=torch.int32),
-        torch.full((num_rows,), kv_len, dtype=torch.int32),
-        tables,
-    )
-    last_slots = tables[:, -1].long() * BLOCK_SIZE + (kv_len - 1) % BLOCK_SIZE
-    graphs = backend.graph_planner(
-        arch.num_q_heads,
-        arch.num_kv_heads,
-        arch.head_dim,
-        BLOCK_SIZE,
-        max_rows=num_rows,
-        max_blocks=blocks_each,
-    )
-
-    def batch_of(plan: Any) -> ForwardBatch:
-        return ForwardBatch(
-            token_ids=torch.randint(arch.vocab_size, (num_rows,), device=device),
-            positions=torch.full((num_rows,), kv_len - 1, device=device),
-            slots=last_slots.to(device),
-            attention_plan=plan,
-            ring_slots=None,
-            logits_index=torch.arange(num_rows, device=device),
-        )
-
-    def run(batch: ForwardBatch) -> torch.Tensor:
-        hidden = loaded.model.forward(batch, cache)
-        return loaded.model.logits(hidden).argmax(-1)
-
     with torch.inference_mode():
-        eager_batch = batch_of(backend.plan_attention(attention_batch, *heads))
-        eager_tokens = run(eager_batch)
-        eager_ms = event_ms(lambda: run(eager_batch), repeats=5)
-        launch_us = host_us(lambda: run(eager_batch), repeats=5)
-        graph_batch = batch_of(graphs.plan(attention_batch, num_rows))
-        graph_batch.token_ids.copy_(eager_batch.token_ids)
-        drawn: list[Any] = [None]
-
-        def work() -> None:
-            drawn[0] = run(graph_batch)
-
-        graph = capture(work)
+        eager_batch = step.eager_batch()
+        eager_tokens = model.run(eager_batch)
+        eager_ms = event_ms(lambda: model.run(eager_batch), repeats=5)
+        launch_us = host_us(lambda: model.run(eager_batch), repeats=5)
+        graph, drawn = step.captured()
         graph_ms = event_ms(graph.replay)
         equal = bool(torch.equal(drawn[0], eager_tokens))
-        weight_bytes = sum(layer_bytes(arch) for _ in range(arch.num_layers))
-        weight_bytes += 2 * arch.vocab_size * arch.hidden_size
-        kv_bytes = num_rows * kv_len * arch.num_layers * arch.num_kv_heads * arch.head_dim * 4
-        floor_ms = (weight_bytes + kv_bytes) / copy_bytes_per_s * 1e3
+        floor_ms = model.floor_ms(num_rows, kv_len, copy_bytes_per_s)
         print(
             f"{name} {num_rows}x{kv_len}: load {load_s:.1f} s, eager {eager_ms:.2f} ms (host "
             f"{launch_us / 1e3:.1f}), graph {graph_ms:.2f} ms = {graph_ms / floor_ms:.3f} of the "
@@ -125,7 +153,7 @@ def layer_bytes(arch: Any) -> int:
     return 2 * sizes
 
 
-def profile(work: Any) -> list[tuple[str, float, int]]:
+def profile(work: Callable[[], object]) -> list[tuple[str, float, int]]:
     """Device time by kernel: name, milliseconds per call of `work`, launches."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         work()

@@ -1,6 +1,6 @@
 """Decode products on the card: right, how fast each is, and a whole stack of layers in one graph.
 
-    python3 benchmarks/card/products.py [check sweep chain tune]
+    python3 benchmarks/card/products.py [check sweep chain]
 
 Each stage and kernel runs in a process of its own with a time limit, so that none can take down or
 hold up the rest. Prints tables; `sweep` ends in lines for `kernels/hopper/choose.py`.
@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ ADDING = ("o", "down")  # to the residual stream
 HEAD = (151936, HIDDEN, False)
 ROWS = (256, 224, 128, 96, 64, 192, 160, 32, 8)
 CHAIN_ROWS = (8, 64, 96, 128, 192, 224, 248, 256)
-TUNED_ROWS = (256, 128, 96, 192, 224)
 EPS = 1e-6
 NUM_CANDIDATES = 14
 CHECK_LIMIT_S, STAGE_LIMIT_S = 40, 100
@@ -306,68 +304,6 @@ def chain(weights: dict[str, list[Tensor]], rate: float) -> None:
         print(line, flush=True)
 
 
-class Fixed:
-    """A Hopper product cut in one way, or left to cuBLAS where there is no cut."""
-
-    def __init__(self, product: Any, config: Any) -> None:
-        self.product, self.config = product, config
-
-    def takes_rows(self, x: Tensor) -> bool:
-        return self.config is not None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.product(x, self.config)
-
-    def normed(self, x: Tensor, squares: Tensor, eps: float) -> Tensor:
-        return self.product.normed(x, squares, eps, self.config)
-
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        return self.product.add(x, residual, self.config)
-
-
-def tune(weights: dict[str, list[Tensor]]) -> None:
-    """The cuts that make the whole stack fastest, one product after the other, twice around."""
-    from zipage_lang.kernels.hopper.choose import choose_config, ranked_configs
-    from zipage_lang.kernels.hopper.library import clusters_held
-    from zipage_lang.kernels.products import PreparedProduct
-
-    hopper, held = hopper_products(weights), clusters_held()
-
-    def stack_ms(cuts: dict[str, Any], rows: int) -> float:
-        products = {
-            name: [
-                PreparedProduct(product.weight, None, Fixed(product, cuts[name]), None)
-                for product in hopper[name]
-            ]
-            for name in SHAPES
-        }
-        work = stream_of_layers(products, rows)
-        graph = capture(work, warmups=1)
-        return min(event_ms(graph.replay, 8) for _ in range(2))
-
-    for rows in TUNED_ROWS:
-        cuts: dict[str, Any] = {}
-        for name, (out_size, in_size, _) in SHAPES.items():
-            cuts[name] = choose_config(rows, out_size, in_size, held, adds=name in ADDING)
-        best = first = tried(partial(stack_ms, cuts, rows))
-        for name in ("gate_up", "down", "o", "qkv", "o"):
-            out_size, in_size, _ = SHAPES[name]
-            ranked = ranked_configs(rows, out_size, in_size, held, adds=name in ADDING)[:5]
-            for config in [*ranked, None]:
-                ms = tried(partial(stack_ms, {**cuts, name: config}, rows))
-                if ms < best - 0.004:
-                    best, cuts = ms, {**cuts, name: config}
-        print(f"{rows}: {first:.3f} -> {best:.3f} ms", flush=True)
-        for name, config in cuts.items():
-            out_size, in_size, _ = SHAPES[name]
-            cut = None if config is None else tuple(config)
-            print(f"    ({rows}, {out_size}, {in_size}): {cut},")
-
-
-def stage_tune() -> None:
-    tune(random_weights())
-
-
 def stage_sweep() -> None:
     from zipage_lang.kernels.hopper.choose import padded_rows
 
@@ -405,7 +341,7 @@ def main() -> None:
         one = run_limited([str(HERE / "products_check.py")], CHECK_LIMIT_S)
         if one.wait():
             print(f"check ended with {one.returncode} (124: took over {CHECK_LIMIT_S} s)")
-    for stage in ("sweep", "chain", "tune"):
+    for stage in ("sweep", "chain"):
         if stage in stages:
             one = run_limited([str(HERE / "products.py"), f"only-{stage}"], STAGE_LIMIT_S)
             if one.wait():
@@ -418,7 +354,5 @@ if __name__ == "__main__":
         stage_sweep()
     elif sys.argv[1:] == ["only-chain"]:
         stage_chain()
-    elif sys.argv[1:] == ["only-tune"]:
-        stage_tune()
     else:
         main()

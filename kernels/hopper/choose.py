@@ -48,8 +48,9 @@ def padded_rows(num_rows: int) -> int:
     return next(size for size in ROW_SIZES if size >= num_rows)
 
 
-# (padded rows, out_size, in_size): (groups, splits, sharers), as found on an H200 by
-# `benchmarks/card/products.py sweep` for the shapes of Qwen3-8B; the rule serves all others.
+# (padded rows, out_size, in_size): (groups, splits, sharers), as found on an H200 for the shapes of
+# Qwen3-8B: up to 192 rows by `benchmarks/card/decode_cuts.py`, inside a decode step, the others and
+# the head by `benchmarks/card/products.py sweep`; the rule serves all other shapes.
 MEASURED: dict[tuple[int, int, int], tuple[int, int, int]] = {
     (16, 4096, 4096): (2, 3, 1),
     (32, 4096, 4096): (3, 5, 1),
@@ -77,7 +78,6 @@ MEASURED: dict[tuple[int, int, int], tuple[int, int, int]] = {
     (64, 6144, 4096): (3, 3, 1),
     (96, 6144, 4096): (3, 3, 1),
     (128, 6144, 4096): (3, 3, 1),
-    (160, 6144, 4096): (3, 3, 1),
     (192, 6144, 4096): (1, 1, 1),
     (224, 4096, 4096): (2, 3, 1),
     (224, 24576, 4096): (3, 1, 1),
@@ -128,9 +128,27 @@ def choose_config(
     """
     rows = padded_rows(num_rows)
     measured = MEASURED.get((rows, out_size, in_size))
-    if measured is not None and _has_registers(rows, HopperConfig(*measured), adds):
-        return HopperConfig(*measured)
+    if measured is not None:
+        config = HopperConfig(*measured)
+        if _has_registers(rows, config, adds) and _is_as_measured(config, out_size, held):
+            return config
     return ranked_configs(num_rows, out_size, in_size, held, adds=adds)[0]
+
+
+def _is_as_measured(config: HopperConfig, out_size: int, held: tuple[int, ...]) -> bool:
+    """Whether this card, too, takes it in as many rounds.
+
+    GPCs differ: cards were seen that hold 30 or 32 clusters of four, 22 or 24 of five. A cut that
+    needs one cluster more than there is room for takes nearly twice as long.
+    """
+    return _num_rounds(config, out_size, held) <= _num_rounds(config, out_size, CLUSTERS_HELD)
+
+
+def _num_rounds(config: HopperConfig, out_size: int, held: tuple[int, ...]) -> int:
+    tile_rows = GROUP_ROWS * config.groups * config.sharers
+    num_clusters = (out_size + tile_rows - 1) // tile_rows
+    num_held = max(held[config.cluster_size], 1)
+    return (num_clusters + num_held - 1) // num_held
 
 
 def ranked_configs(
@@ -180,8 +198,8 @@ def expected_us(
     tiles = -(-out_size // (tile_rows * config.sharers)) * config.sharers
     num_ctas = tiles * config.splits
     num_places = held[config.cluster_size] * config.cluster_size
-    waves = -(-num_ctas // num_places)
-    blocks = waves * -(-(in_size // BLOCK_K) // config.splits)  # one after the other in a CTA
+    rounds = _num_rounds(config, out_size, held)
+    blocks = rounds * -(-(in_size // BLOCK_K) // config.splits)  # one after the other in a CTA
     active = min(num_ctas, num_places)
     weight_bytes = tile_rows * BLOCK_K * 2
     x_bytes = num_rows * BLOCK_K * 2

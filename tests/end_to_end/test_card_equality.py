@@ -1,9 +1,10 @@
 """On a card, graphs, overlap and the CUDA kernels change no greedy token and no kept slot.
 
-What can be promised to the bit is: cuBLAS picks its kernel by the number of rows, so bfloat16
-results are equal where every step has as many rows, and a padded step counts with its padding.
-Elsewhere bfloat16 may part at a near tie. float32 has no graphs; it is held against the CPU
-backend, whose tokens it must draw. Knows nothing of speed.
+What can be promised to the bit is: cuBLAS picks its kernel by the number of rows, attention its
+launch by their number and lengths, so bfloat16 results are equal where every step has the same
+rows, and a padded step counts with its padding. Elsewhere bfloat16 may part at a near tie. float32
+has no graphs; it is held against the CPU backend, whose tokens it must draw.
+Knows nothing of speed.
 """
 
 import dataclasses

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from zipage_lang.kernels.backend import AttentionBatch
-from zipage_lang.kernels.flashinfer_module import Heads
+from zipage_lang.kernels.flashinfer_module import (
+    DECODE_TILE_ROWS,
+    Heads,
+    PlanInfo,
+    releases_early,
+)
 from zipage_lang.kernels.host_rows import HostRows
 
 
@@ -89,3 +94,20 @@ def test_a_table_too_short_for_its_length_is_refused():
     short = batch._replace(block_tables=torch.full_like(batch.block_tables, -1))
     with pytest.raises(AssertionError, match="shorter than its kv_len"):
         written(HostRows.of(short), 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "releases"),
+    [
+        ({}, True),
+        ({"total_num_rows": 16}, False),  # 128 pairs: fewer than multiprocessors
+        ({"total_num_rows": 17}, True),
+        ({"total_num_rows": 191}, True),
+        ({"total_num_rows": 192}, False),
+        ({"split_kv": 1}, False),
+        ({"cta_tile_q": 64}, False),
+    ],
+)
+def test_whole_decodes_that_more_than_fill_the_card_let_the_next_kernel_start(change, releases):
+    info = PlanInfo(*[0] * 15)._replace(total_num_rows=64, cta_tile_q=DECODE_TILE_ROWS)
+    assert releases_early(info._replace(**change), num_kv_heads=8) is releases

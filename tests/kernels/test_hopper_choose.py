@@ -112,6 +112,10 @@ def test_measured_cuts_are_possible_and_are_chosen():
         assert choose_config(smaller, *shape) == choose_config(rows, *shape) == config
 
 
+def test_no_cut_is_kept_for_what_cublas_does():
+    assert not MEASURED.keys() & choose.CUBLAS_IS_FASTER
+
+
 def test_our_kernel_is_used_where_it_was_measured_or_rows_are_few_unless_cublas_won(monkeypatch):
     assert beats_cublas(192, 640, 320)
     assert not beats_cublas(193, 640, 320)
@@ -131,6 +135,29 @@ def test_a_measured_cut_without_registers_to_add_is_not_chosen_to_add(monkeypatc
     monkeypatch.setitem(MEASURED, (256, 640, 320), (3, 1, 1))
     assert choose_config(256, 640, 320) == (3, 1, 1)
     assert choose_config(256, 640, 320, adds=True).groups < 3
+    choose_config.cache_clear()
+
+
+# As the cards that were lent said, from 0: their GPCs differ.
+CARDS_SEEN = [CLUSTERS_HELD, (0, 132, 66, 39, 30, 22, 17, 15, 15)]
+
+
+@pytest.mark.parametrize("held", CARDS_SEEN)
+def test_measured_cuts_take_no_second_round_on_a_card_that_holds_fewer_clusters(held):
+    """A cluster too many nearly doubles a product: (2, 4, 1) has 32 of four, one card holds 30."""
+    for (rows, out_size, in_size), cut in MEASURED.items():
+        num_clusters = -(-out_size // (GROUP_ROWS * cut[0] * cut[2]))
+        rounds = -(-num_clusters // CLUSTERS_HELD[cut[1] * cut[2]])
+        config = choose_config(rows, out_size, in_size, held)
+        num_clusters = -(-out_size // (GROUP_ROWS * config.groups * config.sharers))
+        assert -(-num_clusters // held[config.cluster_size]) <= rounds, (rows, out_size, config)
+
+
+def test_a_measured_cut_is_not_used_where_its_last_cluster_would_wait(monkeypatch):
+    choose_config.cache_clear()
+    monkeypatch.setitem(MEASURED, (128, 4096, 12288), (2, 4, 1))
+    assert choose_config(128, 4096, 12288, CLUSTERS_HELD) == (2, 4, 1)
+    assert choose_config(128, 4096, 12288, CARDS_SEEN[1]) != (2, 4, 1)
     choose_config.cache_clear()
 
 

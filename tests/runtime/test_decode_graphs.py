@@ -89,7 +89,7 @@ def test_with_memory_for_none_decoding_goes_on_without_graphs(make_graphs, caplo
     assert "decoding runs without graphs" in caplog.text
 
 
-def test_buckets_that_has_second_have_a_second_graph(make_graphs, caplog):
+def test_buckets_that_may_take_a_second_launch_have_a_second_graph(make_graphs, caplog):
     graphs = make_graphs(range(1000), min_second=8)
     assert set(graphs._captured) == {
         *((bucket, False, False) for bucket in (1, 2, 4, 8, 16)),
@@ -124,7 +124,7 @@ def test_a_bucket_without_memory_for_its_second_graph_runs_in_the_first(
 ):
     graphs = make_graphs(range(1000), min_second=4, second_room=range(5, 9))
     assert len(caplog.messages) == 1
-    assert "read a shared prefix once, of batch sizes [4, 16]" in caplog.messages[0]
+    assert "faster for some steps, of batch sizes [4, 16]" in caplog.messages[0]
     assert replayed(graphs, monkeypatch, 3) == [(4, False, False)]
     assert replayed(graphs, monkeypatch, 5) == [(8, False, True)]
     assert replayed(graphs, monkeypatch, 16) == [(16, False, False)]
@@ -166,7 +166,7 @@ def test_a_late_second_capture_without_memory_runs_in_the_first(make_graphs, cap
     monkeypatch.setattr(graphs, "_capture", refuse_capture)
     with pytest.raises(torch.OutOfMemoryError):
         graphs.run(decodes(7))
-    assert "read a shared prefix once, of batch sizes [8]" in caplog.text
+    assert "faster for some steps, of batch sizes [8]" in caplog.text
     assert replayed(graphs, monkeypatch, 7) == [(8, False, False)]
 
 

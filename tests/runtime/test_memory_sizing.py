@@ -112,8 +112,8 @@ def test_graphs_that_fit_into_memory_the_first_left_over_cost_their_logits_at_le
 
 def test_second_graphs_of_buckets_cost_as_much_as_further_buckets():
     first = graph_bytes(1000, 30, (1, 2, 4, 8), logits_row_bytes=5)
-    grouped = graph_bytes(1000, 30, (1, 2, 4, 8), logits_row_bytes=5, second_buckets=(4, 8))
-    assert grouped == first + 12 * 5 + 2 * 10
+    both = graph_bytes(1000, 30, (1, 2, 4, 8), logits_row_bytes=5, second_buckets=(4, 8))
+    assert both == first + 12 * 5 + 2 * 10
 
 
 @pytest.mark.parametrize("buckets", [(), (1,)])

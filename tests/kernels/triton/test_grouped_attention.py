@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_support.flashinfer_stand_in import stand_in_module
 
-from zipage_lang.kernels import attention, graph_decode, last_round, plan_buffers, shared_prefix
+from zipage_lang.kernels import attention, graph_decode, plan_buffers, shared_prefix, whole_rows
 from zipage_lang.kernels.attention import FlashInferAttention
 from zipage_lang.kernels.backend import AttentionBatch
 from zipage_lang.kernels.flashinfer_module import Heads
@@ -184,45 +184,36 @@ def test_the_log_sum_exp_is_given_when_and_where_asked_only(kernels, graphs):
     assert layers[[0, 2]].isnan().all()
 
 
-def test_rows_of_the_last_round_are_read_in_halves(kernels, graphs, monkeypatch):
-    """Nothing is shared; of 5 rows on a card that holds 4 at once one is cut in two."""
-    monkeypatch.setattr(graph_decode, "num_sms", lambda _: 4)
-    monkeypatch.setattr(last_round, "MIN_HALVED_SLOTS", 8)
-    batch, (q, layer_kv) = make_batch(5, 0), random_tensors(4)
-    batch = batch._replace(kv_lens=batch.kv_lens + 20)
-    plan = graphs.plan(batch, BUCKET)
-    assert plan.is_second
-    assert plan.has_shared.tolist() == [1] + [0] * (BUCKET - 1)
-    out, lse = kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
-    wanted = exact(q, layer_kv, batch)
-    torch.testing.assert_close(out[:5], wanted[0], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(lse[:5], wanted[1], rtol=1e-4, atol=1e-5)
-    even = make_batch(4, 0)
-    even = even._replace(kv_lens=even.kv_lens + 20)
+def test_nothing_shared_is_read_whole_by_flashinfers_own_plan(kernels, graphs, monkeypatch):
     monkeypatch.setattr(kernels, "plan_part", refuse)
     with pytest.raises(PlainPlan) as asked:
-        graphs.plan(even, BUCKET)
+        graphs.plan(make_batch(BUCKET, 0), BUCKET)
     assert asked.value.settings == {"is_padded": False, "may_split": False}
 
 
 @pytest.mark.parametrize(
     ("kv_lens", "may_be_second", "is_whole"),
-    [([30] * 8, True, True), ([30] * 7 + [4000], True, False), ([30] * 8, False, False)],
+    [
+        ([30] * 8, True, True),
+        ([30] * 7 + [4000], True, False),
+        ([30] * 5, True, False),  # too few in a bucket of eight
+        ([30] * 8, False, False),
+    ],
 )
 def test_a_small_bucket_is_read_whole_where_rows_are_alike(
     kernels, monkeypatch, kv_lens, may_be_second, is_whole
 ):
     """The second launch splits nothing; the other is as large as any batch may need."""
     monkeypatch.setattr(graph_decode, "num_sms", lambda _: 10)
-    monkeypatch.setattr(last_round, "SPLIT_BYTES", 200_000)
+    monkeypatch.setattr(whole_rows, "SPLIT_BYTES", 200_000)
     graphs = GraphDecode(kernels, HEADS, max_rows=8, max_blocks=1000)
     assert graphs.has_second(8)
     assert not graphs.can_group(8)
     monkeypatch.setattr(kernels, "plan_part", refuse)
     batch = AttentionBatch(
-        torch.arange(9, dtype=torch.int32),
+        torch.arange(len(kv_lens) + 1, dtype=torch.int32),
         torch.tensor(kv_lens, dtype=torch.int32),
-        torch.ones((8, 1000), dtype=torch.int32),
+        torch.ones((len(kv_lens), 1000), dtype=torch.int32),
     )
     with pytest.raises(PlainPlan) as asked:
         graphs.plan(batch, 8, may_be_second=may_be_second)
