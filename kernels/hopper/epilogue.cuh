@@ -18,7 +18,7 @@ __device__ __forceinline__ float silu_times(float gate, float up) {
 // 1 / rms of every row of x, from the sums of squares of its parts, added in their order.
 template <int kThreads>
 __device__ __forceinline__ void find_row_scales(float* scales, const Params& p, int thread) {
-    constexpr int kAtOnce = 16;
+    constexpr int kAtOnce = 32;  // one wait for 4,096 columns, as long as the first x tile takes
     for (int row = thread; row < p.rows; row += kThreads) {
         const float* at = p.in_squares + row;
         float sum = 0.0f;
