@@ -24,6 +24,7 @@ from zipage_lang.kernels.flashinfer_module import (
     LaunchPlan,
     PagedAttentionModule,
     SequenceIndex,
+    Splits,
 )
 from zipage_lang.kernels.host_rows import HostRows
 from zipage_lang.kernels.merge import merge_parts
@@ -179,11 +180,9 @@ class FlashInferAttention:
         rows: HostRows,
         heads: Heads,
         buffers: PlanBuffers,
-        *,
-        is_padded: bool = False,
-        may_split: bool = True,
+        splits: Splits = Splits.WHERE_IDLE,
     ) -> AttentionPart:
-        """Plan one launch over all the given rows, through the given buffers; see the module."""
+        """Plan one launch over all the given rows, through the given buffers."""
         num_tokens = int(rows.q_lens.sum())
         self.reserve_partials(heads)
         num_tiles = max_tiles(num_tokens, rows.num_seqs, heads, self.device)
@@ -196,8 +195,7 @@ class FlashInferAttention:
             kv_lens,
             heads,
             is_causal=num_tokens > rows.num_seqs,
-            is_padded=is_padded,
-            may_split=may_split,
+            splits=splits,
         )
         buffers.send(host, num_entries)
         return AttentionPart(

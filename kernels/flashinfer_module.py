@@ -9,6 +9,7 @@ of 16 rows is also FlashInfer's tensor-core decode. It is compiled with a varian
 is how FlashInfer is meant to be extended; what the kernel computes is FlashInfer's.
 """
 
+import enum
 import functools
 import hashlib
 from pathlib import Path
@@ -66,6 +67,14 @@ class PlanInfo(NamedTuple):
     block_valid_mask_offset: int
     enable_cuda_graph: int
     split_kv: int
+
+
+class Splits(enum.Enum):
+    """When a sequence's slots are divided among multiprocessors, and the parts merged."""
+
+    WHERE_IDLE = enum.auto()  # where rows alone don't fill the card
+    ALWAYS = enum.auto()  # into a launch as large as any batch of as many rows may need
+    NEVER = enum.auto()
 
 
 class LaunchPlan(NamedTuple):
@@ -129,8 +138,7 @@ class PagedAttentionModule:
         heads: Heads,
         *,
         is_causal: bool,
-        is_padded: bool,
-        may_split: bool,
+        splits: Splits,
     ) -> LaunchPlan:
         """Divide a batch among the multiprocessors; enqueues one copy on the current stream.
 
@@ -139,9 +147,7 @@ class PagedAttentionModule:
                 host memory the index workspace is copied from, which must stay as it is until then.
             index, kv_lens: int32 host tensors.
             is_causal: whether a sequence's tokens see different slots.
-            is_padded: make the launch as large as any batch of this many rows may need, so that a
-                captured launch fits all of them; always splits sequences and merges.
-            may_split: whether a sequence may be divided where rows alone don't fill the card.
+            splits: with NEVER, and with ALWAYS, a captured launch fits all batches of as many rows.
         """
         num_seqs = len(kv_lens)
         info = self._module.plan(
@@ -154,13 +160,13 @@ class PagedAttentionModule:
             heads.num_q_heads,
             heads.num_kv_heads,
             heads.block_size,
-            is_padded,
+            splits is Splits.ALWAYS,
             heads.head_dim,
             heads.head_dim,
             is_causal,
             _NO_WINDOW,
             -1,  # split size: FlashInfer's own choice
-            not may_split,
+            splits is Splits.NEVER,
             0,  # no other kernel shares the card
         )
         return LaunchPlan(PlanInfo(*(int(number) for number in info)), is_causal)
@@ -191,7 +197,7 @@ class PagedAttentionModule:
         keys, values = layer_kv.unbind(1)  # [num_blocks, block_size, num_kv_heads, head_dim] each
         self._module.paged_run(
             *workspaces,
-            tuple(launch.info),
+            launch.info,
             q,
             keys,
             values,

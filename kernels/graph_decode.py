@@ -15,7 +15,7 @@ from zipage_lang.kernels.attention import (
     num_sms,
 )
 from zipage_lang.kernels.backend import AttentionBatch
-from zipage_lang.kernels.flashinfer_module import DECODE_TILE_ROWS, Heads, LaunchPlan
+from zipage_lang.kernels.flashinfer_module import DECODE_TILE_ROWS, Heads, LaunchPlan, Splits
 from zipage_lang.kernels.grouped_launch import GroupedLayout, sequences_of
 from zipage_lang.kernels.host_rows import HostRows
 from zipage_lang.kernels.plan_buffers import PlanBuffers
@@ -137,10 +137,9 @@ class GraphDecode:
         """FlashInfer's own plan; is_whole: of a small bucket's second launch."""
         num_entries, bucket = rows.num_index_entries(self._heads), rows.num_seqs
         assert num_entries <= self._max_entries, f"{num_entries} entries of {self._max_entries}"
-        is_padded = bucket < self.min_unsplit_rows and not is_whole
-        part = self._attention.plan_part(
-            rows, self._heads, self._buffers, is_padded=is_padded, may_split=is_padded
-        )
+        is_whole_anyway = bucket >= self.min_unsplit_rows
+        splits = Splits.NEVER if is_whole or is_whole_anyway else Splits.ALWAYS
+        part = self._attention.plan_part(rows, self._heads, self._buffers, splits)
         return self._checked(AttentionPlan((part,), is_second=is_whole), bucket)
 
     def _plan_groups(

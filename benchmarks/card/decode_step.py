@@ -2,9 +2,10 @@
 
     python3 benchmarks/card/decode_step.py [rows] [kv_len]
 
-Knows nothing of the scheduler.
+Ends in one JSON line. Knows nothing of the scheduler.
 """
 
+import json
 import sys
 from typing import Any
 
@@ -26,6 +27,7 @@ def main() -> None:
     print(f"copy {copy / 1e12:.3f} TB/s")
     report: dict[str, Any] = {}
     time_model(report, copy, num_rows=num_rows, kv_len=kv_len)
+    print(json.dumps({"copy_bytes_per_s": copy, **report}))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from timing import capture, event_ms
 from zipage_lang.kernels import flashinfer_module
 from zipage_lang.kernels.attention import AttentionPlan, FlashInferAttention
 from zipage_lang.kernels.backend import AttentionBatch
-from zipage_lang.kernels.flashinfer_module import Heads
+from zipage_lang.kernels.flashinfer_module import Heads, Splits
 from zipage_lang.kernels.hopper.linear import HopperLinear
 from zipage_lang.kernels.host_rows import HostRows
 from zipage_lang.kernels.plan_buffers import PlanBuffers
@@ -37,11 +37,15 @@ MOST_SPLIT = 33  # with more rows FlashInfer splits none
 class Way(NamedTuple):
     """How attention is launched."""
 
-    is_split: bool
+    splits: Splits
     is_early: bool
 
 
-WAYS = {"split": Way(True, False), "whole": Way(False, False), "whole, early": Way(False, True)}
+WAYS = {
+    "split": Way(Splits.ALWAYS, False),
+    "whole": Way(Splits.NEVER, False),
+    "whole, early": Way(Splits.NEVER, True),
+}
 
 
 class Layers:
@@ -72,9 +76,7 @@ class Captured:
 
     def __init__(self, layers: Layers, rows: HostRows, way: Way) -> None:
         self._buffers = PlanBuffers(DEVICE)
-        part = layers.kernels.plan_part(
-            rows, HEADS, self._buffers, is_padded=way.is_split, may_split=way.is_split
-        )
+        part = layers.kernels.plan_part(rows, HEADS, self._buffers, way.splits)
         self._plan = AttentionPlan((part,))
         q_shape = (rows.num_seqs, HEADS.num_q_heads, HEADS.head_dim)
         self._q = torch.randn(q_shape, device=DEVICE, dtype=torch.bfloat16)
@@ -95,7 +97,7 @@ def measure(layers: Layers, num_rows: int, kv_len: int) -> dict[str, float]:
     captured = {
         name: Captured(layers, rows, way)
         for name, way in WAYS.items()
-        if num_rows <= MOST_SPLIT or not way.is_split
+        if num_rows <= MOST_SPLIT or way.splits is Splits.NEVER
     }
     times = defaultdict(list)
     for _ in range(2):

@@ -13,7 +13,7 @@ from test_support.flashinfer_stand_in import stand_in_module
 from zipage_lang.kernels import attention, graph_decode, plan_buffers, shared_prefix, whole_rows
 from zipage_lang.kernels.attention import FlashInferAttention
 from zipage_lang.kernels.backend import AttentionBatch
-from zipage_lang.kernels.flashinfer_module import Heads
+from zipage_lang.kernels.flashinfer_module import Heads, Splits
 from zipage_lang.kernels.graph_decode import GraphDecode
 from zipage_lang.kernels.shared_prefix import PrefixGroup
 
@@ -144,12 +144,12 @@ def test_groups_are_found_anew_when_rows_change_and_not_before(graphs, monkeypat
 class PlainPlan(Exception):
     """FlashInfer itself was asked to plan."""
 
-    def __init__(self, settings):
-        self.settings = settings
+    def __init__(self, splits):
+        self.splits = splits
 
 
-def refuse(*_, **settings):
-    raise PlainPlan(settings)
+def refuse(_rows, _heads, _buffers, splits):
+    raise PlainPlan(splits)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_nothing_shared_is_read_whole_by_flashinfers_own_plan(kernels, graphs, m
     monkeypatch.setattr(kernels, "plan_part", refuse)
     with pytest.raises(PlainPlan) as asked:
         graphs.plan(make_batch(BUCKET, 0), BUCKET)
-    assert asked.value.settings == {"is_padded": False, "may_split": False}
+    assert asked.value.splits is Splits.NEVER
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_small_bucket_is_read_whole_where_rows_are_alike(
     )
     with pytest.raises(PlainPlan) as asked:
         graphs.plan(batch, 8, may_be_second=may_be_second)
-    assert asked.value.settings == {"is_padded": not is_whole, "may_split": not is_whole}
+    assert asked.value.splits is (Splits.NEVER if is_whole else Splits.ALWAYS)
     with pytest.raises(PlainPlan) as asked:
         graphs.plan_padding(8, is_second=True)
-    assert asked.value.settings == {"is_padded": False, "may_split": False}
+    assert asked.value.splits is Splits.NEVER
