@@ -71,8 +71,8 @@ class Layers:
         return HostRows.of(AttentionBatch(starts, lens, order.view(num_rows, blocks_each)))
 
 
-class Captured:
-    """One way over all layers as a graph; holds what the graph reads."""
+class OneWay:
+    """One way over all layers as a graph."""
 
     def __init__(self, layers: Layers, rows: HostRows, way: Way) -> None:
         self._buffers = PlanBuffers(DEVICE)
@@ -95,7 +95,7 @@ def measure(layers: Layers, num_rows: int, kv_len: int) -> dict[str, float]:
     """Microseconds a layer, by way."""
     rows = layers.rows(num_rows, kv_len)
     captured = {
-        name: Captured(layers, rows, way)
+        name: OneWay(layers, rows, way)
         for name, way in WAYS.items()
         if num_rows <= MOST_SPLIT or way.splits is Splits.NEVER
     }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from timing import capture, event_ms, host_us
+from timing import Captured, capture, event_ms, host_us
 from torch import Tensor
 
 from zipage_lang.kernels.backend import AttentionBatch, choose_backend
@@ -85,7 +85,7 @@ class DecodeStep:
         heads = self.model.heads
         return self._batch(self.model.backend.plan_attention(self.attention_batch, *heads))
 
-    def captured(self) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+    def captured(self) -> tuple[Captured, list[Tensor]]:
         """The step as the engine would replay it, and its tokens (a list of one tensor)."""
         assert self._graphs is not None
         batch = self._batch(self._graphs.plan(self.attention_batch, self.num_rows))

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from timing import capture
+from timing import Captured, capture
 
 from zipage_lang.kernels.backend import choose_backend
 from zipage_lang.runtime.host_swap import StagedHostSwap, make_host_swap
@@ -122,7 +122,7 @@ def time_ways(swap: StagedHostSwap, line_bytes: int) -> dict[str, float]:
     return found
 
 
-def decode_stand_in(device: torch.device) -> torch.cuda.CUDAGraph:
+def decode_stand_in(device: torch.device) -> Captured:
     weights = torch.ones(6 * 2**30, dtype=torch.bfloat16, device=device).view(96, -1)
     sums = torch.zeros(96, dtype=torch.float32, device=device)
 
@@ -133,7 +133,7 @@ def decode_stand_in(device: torch.device) -> torch.cuda.CUDAGraph:
     return capture(read_all)
 
 
-def run_steps(graph: torch.cuda.CUDAGraph, act: Callable[[int], None]) -> list[float]:
+def run_steps(graph: Captured, act: Callable[[int], None]) -> list[float]:
     """Milliseconds between the ends of steps, one step launched ahead as the engine does."""
     ends = []
     for step in range(NUM_STEPS):

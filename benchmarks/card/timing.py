@@ -10,7 +10,17 @@ from collections.abc import Callable
 import torch
 
 
-def capture(work: Callable[[], object], warmups: int = 2) -> torch.cuda.CUDAGraph:
+class Captured:
+    """A graph with what it was captured from: it reads the memory of what `work` holds."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, work: Callable[[], object]) -> None:
+        self._graph, self._work = graph, work
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+def capture(work: Callable[[], object], warmups: int = 2) -> Captured:
     """`work` as a graph, after warming it up on a side stream."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -21,7 +31,7 @@ def capture(work: Callable[[], object], warmups: int = 2) -> torch.cuda.CUDAGrap
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    return graph
+    return Captured(graph, work)
 
 
 def event_ms(work: Callable[[], object], repeats: int = 10, warmups: int = 2) -> float:
