@@ -1,6 +1,6 @@
 """How the products of a decode step are cut best, measured inside the step's own CUDA graph.
 
-    python3 benchmarks/card/decode_cuts.py [seconds]
+    python3 benchmarks/card/decode_cuts.py [seconds] [ROWSxSLOTS ...]
 
 One product after the other, the cut that makes the whole step fastest; then the chosen cuts and
 those in `kernels/hopper/choose.py` in turn, captured twice each, since two captures of one thing
@@ -9,10 +9,12 @@ products alone (`products.py sweep`), and other cuts win. How many clusters a ca
 from card to card: look at more than one. Qwen3-8B shapes. Knows nothing of the engine.
 """
 
+import json
 import statistics
 import sys
 import time
 from collections import defaultdict
+from typing import Any
 
 import torch
 from decode_step import copy_rate
@@ -25,24 +27,20 @@ from zipage_lang.kernels.hopper.library import clusters_held
 
 Cut = tuple[int, int, int]  # groups, splits, sharers
 
-SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)}
+SHAPES = {
+    "qkv": (6144, 4096),
+    "down": (4096, 12288),
+    "o": (4096, 4096),
+    "gate_up": (24576, 4096),
+    "head": (151936, 4096),
+}
 ADDING = ("o", "down")
 STEPS = ((64, 2304), (128, 2304), (96, 2304), (192, 1390), (160, 1390), (32, 2304), (16, 2304))
+# Of the cuts as the rule in `choose.py` ranks them; where arithmetic binds it ranks them badly.
+NUM_TRIED, NUM_TRIED_OF_MANY = 12, 32
+MANY_ROWS = 161
+CUBLAS_ROWS = 128  # with fewer cuBLAS was never close
 LARGEST = (128, 2304)
-# Cuts of few rows, then of many, that were among the best somewhere; None is cuBLAS.
-FEW = {
-    "qkv": [(2, 2, 1), (3, 3, 1), (3, 4, 1), (1, 1, 1), (2, 2, 2)],
-    "o": [(2, 3, 1), (2, 4, 1), (3, 4, 1), (3, 5, 1), (4, 6, 1)],
-    "gate_up": [(3, 1, 1), (3, 1, 2)],
-    "down": [(3, 5, 1), (2, 4, 1), (2, 3, 1), (4, 6, 1)],
-}
-MANY = {
-    "qkv": [(1, 1, 1), (2, 2, 1), (3, 3, 1), None],
-    "o": [(1, 1, 1), (1, 2, 1), (2, 3, 1), (3, 4, 1), None],
-    "gate_up": [(3, 1, 1), (3, 1, 2), None],
-    "down": [(1, 2, 1), (2, 3, 1), (3, 5, 1), (2, 3, 2), None],
-}
-MANY_ROWS = 160
 LEAST_GAIN_MS = 0.02
 
 
@@ -91,13 +89,20 @@ def step_ms(step: DecodeStep, cuts: Cuts, tried: dict[str, Cut | None]) -> float
     return min(event_ms(graph.replay, 5, 1) for _ in range(2))
 
 
+def candidates(num_rows: int, name: str) -> list[Cut | None]:
+    """What may be best; None is cuBLAS."""
+    count = NUM_TRIED_OF_MANY if num_rows >= MANY_ROWS else NUM_TRIED
+    ranked = choose.ranked_configs(num_rows, *SHAPES[name], clusters_held(), adds=name in ADDING)
+    found: list[Cut | None] = [tuple(config) for config in ranked[:count]]
+    return [*found, None] if num_rows >= CUBLAS_ROWS else found
+
+
 def search(step: DecodeStep, cuts: Cuts) -> dict[str, Cut | None]:
     """The best cuts, one product after the other."""
     best = cuts.usual(step.num_rows)
     best_ms, tries = step_ms(step, cuts, best), []
-    lists = MANY if step.num_rows >= MANY_ROWS else FEW
-    for name in ("qkv", "down", "o", "gate_up", "qkv"):
-        for cut in lists[name]:
+    for name in (*SHAPES, "qkv"):
+        for cut in candidates(step.num_rows, name):
             if cut == best[name]:
                 continue
             ms = step_ms(step, cuts, {**best, name: cut})
@@ -108,8 +113,8 @@ def search(step: DecodeStep, cuts: Cuts) -> dict[str, Cut | None]:
     return best
 
 
-def compare(step: DecodeStep, cuts: Cuts, found: dict[str, Cut | None]) -> str:
-    """The file's cuts and those that were found: two captures of each, in turns."""
+def compare(step: DecodeStep, cuts: Cuts, found: dict[str, Cut | None]) -> tuple[float, float]:
+    """Milliseconds with the file's cuts and with those found: two captures of each, in turns."""
     usual, graphs = cuts.usual(step.num_rows), []
     for tried in (usual, found, usual, found):
         cuts.use(step.num_rows, tried)
@@ -118,30 +123,39 @@ def compare(step: DecodeStep, cuts: Cuts, found: dict[str, Cut | None]) -> str:
     for _ in range(4):
         for index, graph in enumerate(graphs):
             times[index % 2].append(event_ms(graph.replay, 5, 1))
-    before, after = (statistics.median(times[index]) for index in range(2))
-    return f"{before:.3f} -> {after:.3f} ms ({after / before:.4f})"
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def report(step: DecodeStep, cuts: Cuts, floor_ms: float) -> dict[str, Any]:
+    """What was found for one number of rows."""
+    print(f"{step.num_rows} rows of {step.kv_len}, tries in ms against the best:")
+    found, usual = search(step, cuts), cuts.usual(step.num_rows)
+    before, after = compare(step, cuts, found)
+    return {
+        "rows": choose.padded_rows(step.num_rows),
+        "kv_len": step.kv_len,
+        "floor_ms": round(floor_ms, 3),
+        "before_ms": round(before, 3),
+        "after_ms": round(after, 3),
+        "changed": {name: cut for name, cut in found.items() if cut != usual[name]},
+    }
 
 
 def main() -> None:
     limit_s = float(sys.argv[1]) if len(sys.argv) > 1 else 90
+    asked = [tuple(map(int, word.split("x"))) for word in sys.argv[2:]]
     started, copy = time.perf_counter(), copy_rate()
     print(f"copy {copy / 1e12:.3f} TB/s; clusters held, by size from 0: {clusters_held()}")
     print(f"norms apart at {card_products.ROWS_NORMED_APART} rows", flush=True)
     model, cuts = DecodeModel("qwen3-8b", *LARGEST), Cuts()
     with torch.inference_mode():
-        for num_rows, kv_len in STEPS:
+        for num_rows, kv_len in asked or STEPS:
             if time.perf_counter() - started > limit_s:
                 break
             step = DecodeStep(model, num_rows, kv_len)
-            floor = model.floor_ms(num_rows, kv_len, copy)
-            print(
-                f"{num_rows} rows of {kv_len}, floor {floor:.3f} ms, tries in ms against the best:"
-            )
-            found = search(step, cuts)
-            changes = {
-                name: cut for name, cut in found.items() if cut != cuts.usual(num_rows)[name]
-            }
-            print("   ", compare(step, cuts, found), changes or "nothing better", flush=True)
+            floor_ms = model.floor_ms(num_rows, kv_len, copy)
+            print(json.dumps(report(step, cuts, floor_ms)), flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,9 @@ from typing import NamedTuple
 BLOCK_K = 64
 GROUP_ROWS = 64
 MAX_CLUSTER = 8
-ROW_SIZES = (16, 32, 64, 96, 128, 160, 192, 224, 256)
+# Up to 96 rows memory binds, whatever they are padded to; above, each row more costs arithmetic.
+ROW_SIZES = (16, 32, 64, 96, *range(112, 257, 16))
+STEP_ROWS = 16  # sizes so near are cut alike
 MAX_ROWS = ROW_SIZES[-1]
 MAX_ROWS_BY_GROUPS = {1: 256, 2: 256, 3: 256, 4: 128}  # what the library has kernels for
 # Above as many rows three warpgroups have no registers left for splits or for adding to a stream.
@@ -48,10 +50,13 @@ def padded_rows(num_rows: int) -> int:
     return next(size for size in ROW_SIZES if size >= num_rows)
 
 
-# (padded rows, out_size, in_size): (groups, splits, sharers), as found on an H200 for the shapes of
-# Qwen3-8B: up to 192 rows by `benchmarks/card/decode_cuts.py`, inside a decode step, the others and
-# the head by `benchmarks/card/products.py sweep`; the rule serves all other shapes.
-MEASURED: dict[tuple[int, int, int], tuple[int, int, int]] = {
+Case = tuple[int, int, int]  # padded rows, out_size, in_size
+
+# (groups, splits, sharers) by case; each serves the next smaller size too, if that has none.
+# Found on an H200 for the shapes of Qwen3-8B: up to 192 rows by `benchmarks/card/decode_cuts.py`,
+# inside a decode step, the others and the head by `benchmarks/card/products.py sweep`; the rule
+# serves all other shapes.
+MEASURED: dict[Case, tuple[int, int, int]] = {
     (16, 4096, 4096): (2, 3, 1),
     (32, 4096, 4096): (3, 5, 1),
     (64, 4096, 4096): (3, 4, 1),
@@ -89,8 +94,8 @@ MEASURED: dict[tuple[int, int, int], tuple[int, int, int]] = {
     (256, 151936, 4096): (2, 1, 2),
 }
 
-# (padded rows, out_size, in_size) at which cuBLAS was faster than the best cut.
-CUBLAS_IS_FASTER: frozenset[tuple[int, int, int]] = frozenset(
+# Where cuBLAS was faster than the best cut.
+CUBLAS_IS_FASTER: frozenset[Case] = frozenset(
     {(160, 6144, 4096), (256, 4096, 4096), (256, 4096, 12288), (256, 6144, 4096)}
 )
 # At these numbers of rows each norm has a launch of its own, which overlaps with the loads of the
@@ -103,10 +108,18 @@ def beats_cublas(num_rows: int, out_size: int, in_size: int) -> bool:
     """Whether our kernel, cut by `choose_config`, is the one to use."""
     if num_rows > MAX_ROWS:
         return False
-    case = padded_rows(num_rows), out_size, in_size
+    case = _measured_case(num_rows, out_size, in_size)
     if case in CUBLAS_IS_FASTER:
         return False
     return num_rows <= MAX_UNMEASURED_ROWS or case in MEASURED
+
+
+def _measured_case(num_rows: int, out_size: int, in_size: int) -> Case:
+    """Whose measurement serves: that of the padded rows, or of at most STEP_ROWS more."""
+    own = padded_rows(num_rows)
+    near = [size for size in ROW_SIZES if own <= size <= own + STEP_ROWS]
+    cases = [(size, out_size, in_size) for size in near]
+    return next((case for case in cases if case in MEASURED or case in CUBLAS_IS_FASTER), cases[0])
 
 
 @functools.cache
@@ -127,7 +140,7 @@ def choose_config(
     Raises ValueError above MAX_ROWS.
     """
     rows = padded_rows(num_rows)
-    measured = MEASURED.get((rows, out_size, in_size))
+    measured = MEASURED.get(_measured_case(num_rows, out_size, in_size))
     if measured is not None:
         config = HopperConfig(*measured)
         if _has_registers(rows, config, adds) and _is_as_measured(config, out_size, held):

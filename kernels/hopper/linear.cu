@@ -8,7 +8,7 @@ namespace zl {
 namespace {
 
 constexpr int kMaxGroups = 4;
-constexpr int kRowSizes[] = {16, 32, 64, 96, 128, 160, 192, 224, 256};
+constexpr int kRowSizes[] = {16, 32, 64, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256};
 constexpr int kNumRowSizes = sizeof(kRowSizes) / sizeof(kRowSizes[0]);
 constexpr int kMaxRows = kRowSizes[kNumRowSizes - 1];
 constexpr int kMaxCluster = 8;
@@ -69,7 +69,12 @@ Instance instance_of_rows(int size_index) {
         case 5: return make_instance<kGroups, kRowSizes[5]>();
         case 6: return make_instance<kGroups, kRowSizes[6]>();
         case 7: return make_instance<kGroups, kRowSizes[7]>();
-        default: return make_instance<kGroups, kRowSizes[8]>();
+        case 8: return make_instance<kGroups, kRowSizes[8]>();
+        case 9: return make_instance<kGroups, kRowSizes[9]>();
+        case 10: return make_instance<kGroups, kRowSizes[10]>();
+        case 11: return make_instance<kGroups, kRowSizes[11]>();
+        case 12: return make_instance<kGroups, kRowSizes[12]>();
+        default: return make_instance<kGroups, kRowSizes[13]>();
     }
 }
 

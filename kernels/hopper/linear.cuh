@@ -212,14 +212,15 @@ __device__ __forceinline__ void hand_back(const Params& p, const Place& place, c
 }
 
 // In two instructions where ptxas would not grant one of them its registers.
-template <int kRows, bool kHalved>
+template <int kRows, bool kInTwo>
 __device__ __forceinline__ void multiply_16(float (&acc)[kRows / 2], uint64_t weights,
                                             uint64_t x) {
-    if constexpr (kHalved) {
-        constexpr int kHalf = kRows / 2;
-        constexpr uint64_t kHalfOfX = kHalf * kBlockK * 2 >> 4;
-        wgmma<kHalf>(reinterpret_cast<float(&)[kHalf / 2]>(acc[0]), weights, x, 1);
-        wgmma<kHalf>(reinterpret_cast<float(&)[kHalf / 2]>(acc[kHalf / 2]), weights, x + kHalfOfX, 1);
+    if constexpr (kInTwo) {
+        constexpr int kFirst = kRows / 32 * 16;
+        constexpr int kSecond = kRows - kFirst;
+        constexpr uint64_t kFirstOfX = kFirst * kBlockK * 2 >> 4;
+        wgmma<kFirst>(reinterpret_cast<float(&)[kFirst / 2]>(acc[0]), weights, x, 1);
+        wgmma<kSecond>(reinterpret_cast<float(&)[kSecond / 2]>(acc[kFirst / 2]), weights, x + kFirstOfX, 1);
     } else {
         wgmma<kRows>(acc, weights, x, 1);
     }

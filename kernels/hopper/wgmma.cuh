@@ -109,15 +109,27 @@ ZL_WGMMA(112, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6,
 ZL_WGMMA(128, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6 "," ZL_R7,
          "%64", "%65", "%66",
          ZL_D0, ZL_D1, ZL_D2, ZL_D3, ZL_D4, ZL_D5, ZL_D6, ZL_D7)
+ZL_WGMMA(144, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6 "," ZL_R7 "," ZL_R8,
+         "%72", "%73", "%74",
+         ZL_D0, ZL_D1, ZL_D2, ZL_D3, ZL_D4, ZL_D5, ZL_D6, ZL_D7, ZL_D8)
 ZL_WGMMA(160, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6 "," ZL_R7 "," ZL_R8 "," ZL_R9,
          "%80", "%81", "%82",
          ZL_D0, ZL_D1, ZL_D2, ZL_D3, ZL_D4, ZL_D5, ZL_D6, ZL_D7, ZL_D8, ZL_D9)
+ZL_WGMMA(176, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6 "," ZL_R7 "," ZL_R8 "," ZL_R9 "," ZL_R10,
+         "%88", "%89", "%90",
+         ZL_D0, ZL_D1, ZL_D2, ZL_D3, ZL_D4, ZL_D5, ZL_D6, ZL_D7, ZL_D8, ZL_D9, ZL_D10)
 ZL_WGMMA(192, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6 "," ZL_R7 "," ZL_R8 "," ZL_R9 "," ZL_R10 "," ZL_R11,
          "%96", "%97", "%98",
          ZL_D0, ZL_D1, ZL_D2, ZL_D3, ZL_D4, ZL_D5, ZL_D6, ZL_D7, ZL_D8, ZL_D9, ZL_D10, ZL_D11)
+ZL_WGMMA(208, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6 "," ZL_R7 "," ZL_R8 "," ZL_R9 "," ZL_R10 "," ZL_R11 "," ZL_R12,
+         "%104", "%105", "%106",
+         ZL_D0, ZL_D1, ZL_D2, ZL_D3, ZL_D4, ZL_D5, ZL_D6, ZL_D7, ZL_D8, ZL_D9, ZL_D10, ZL_D11, ZL_D12)
 ZL_WGMMA(224, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6 "," ZL_R7 "," ZL_R8 "," ZL_R9 "," ZL_R10 "," ZL_R11 "," ZL_R12 "," ZL_R13,
          "%112", "%113", "%114",
          ZL_D0, ZL_D1, ZL_D2, ZL_D3, ZL_D4, ZL_D5, ZL_D6, ZL_D7, ZL_D8, ZL_D9, ZL_D10, ZL_D11, ZL_D12, ZL_D13)
+ZL_WGMMA(240, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6 "," ZL_R7 "," ZL_R8 "," ZL_R9 "," ZL_R10 "," ZL_R11 "," ZL_R12 "," ZL_R13 "," ZL_R14,
+         "%120", "%121", "%122",
+         ZL_D0, ZL_D1, ZL_D2, ZL_D3, ZL_D4, ZL_D5, ZL_D6, ZL_D7, ZL_D8, ZL_D9, ZL_D10, ZL_D11, ZL_D12, ZL_D13, ZL_D14)
 ZL_WGMMA(256, ZL_R0 "," ZL_R1 "," ZL_R2 "," ZL_R3 "," ZL_R4 "," ZL_R5 "," ZL_R6 "," ZL_R7 "," ZL_R8 "," ZL_R9 "," ZL_R10 "," ZL_R11 "," ZL_R12 "," ZL_R13 "," ZL_R14 "," ZL_R15,
          "%128", "%129", "%130",
          ZL_D0, ZL_D1, ZL_D2, ZL_D3, ZL_D4, ZL_D5, ZL_D6, ZL_D7, ZL_D8, ZL_D9, ZL_D10, ZL_D11, ZL_D12, ZL_D13, ZL_D14, ZL_D15)

@@ -112,6 +112,26 @@ def test_measured_cuts_are_possible_and_are_chosen():
         assert choose_config(smaller, *shape) == choose_config(rows, *shape) == config
 
 
+def test_a_size_without_a_measurement_is_cut_as_the_next_one_if_that_is_near(monkeypatch):
+    choose_config.cache_clear()
+    monkeypatch.setattr(choose, "CUBLAS_IS_FASTER", frozenset({(256, 640, 320)}))
+    by_rule = choose_config(80, 640, 320)
+    monkeypatch.setitem(MEASURED, (192, 640, 320), (1, 5, 1))
+    monkeypatch.setitem(MEASURED, (128, 640, 320), (1, 4, 1))
+    choose_config.cache_clear()
+    assert choose_config(170, 640, 320) == choose_config(192, 640, 320) == (1, 5, 1)
+    assert choose_config(112, 640, 320) == (1, 4, 1)
+    assert choose_config(80, 640, 320) == by_rule
+    monkeypatch.setitem(MEASURED, (176, 640, 320), (1, 3, 1))
+    choose_config.cache_clear()
+    assert choose_config(170, 640, 320) == (1, 3, 1)
+    assert choose_config(177, 640, 320) == (1, 5, 1)
+    monkeypatch.setitem(MEASURED, (240, 640, 320), (1, 1, 1))
+    assert beats_cublas(230, 640, 320)
+    assert not beats_cublas(241, 640, 320)
+    choose_config.cache_clear()
+
+
 def test_no_cut_is_kept_for_what_cublas_does():
     assert not MEASURED.keys() & choose.CUBLAS_IS_FASTER
 

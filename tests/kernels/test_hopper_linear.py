@@ -125,8 +125,12 @@ CUTS = [
     (HopperConfig(3, 1, 2), 64, 64),
     (HopperConfig(4, 2, 2), 11, 16),
 ]
-WHOLE = [(HopperConfig(3, 1, 1), 211, 224), (HopperConfig(3, 1, 2), 224, 224)]
-LARGE = [(HopperConfig(2, 2, 1), 217, 224)]
+WHOLE = [
+    (HopperConfig(3, 1, 1), 211, 224),
+    (HopperConfig(3, 1, 2), 224, 224),
+    (HopperConfig(3, 1, 1), 201, 208),
+]
+LARGE = [(HopperConfig(2, 2, 1), 217, 224), (HopperConfig(1, 2, 2), 137, 144)]
 
 
 @pytest.mark.parametrize(("config", "num_rows", "padded_rows"), [*CUTS, *LARGE, *WHOLE])

@@ -39,6 +39,7 @@ const Instance kInstances[] = {
     instance<1, 16>(linear_kernel<1, 16>), instance<2, 32>(linear_kernel<2, 32>),
     instance<3, 64>(linear_kernel<3, 64>), instance<4, 16>(linear_kernel<4, 16>),
     instance<2, 224>(linear_kernel<2, 224>), instance<3, 224>(uneven_linear_kernel<3, 224>),
+    instance<1, 144>(linear_kernel<1, 144>), instance<3, 208>(uneven_linear_kernel<3, 208>),
 };
 
 void start(int first_block) {
