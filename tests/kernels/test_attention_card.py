@@ -150,7 +150,7 @@ def test_one_capture_serves_small_batches_read_whole(bucket, row_counts):
     check_capture(graphs, kernels, shape, bucket, batches, is_second=True)
 
 
-@pytest.mark.parametrize("num_rows", [24, 64, 128])
+@pytest.mark.parametrize("num_rows", [24, 64, 128, 192])
 def test_what_follows_an_early_release_reads_what_attention_wrote(num_rows, monkeypatch):
     """Attention, the product behind it, attention on what that made: in one graph, many times, the
     same bits as where each kernel begins when the one before it has ended."""

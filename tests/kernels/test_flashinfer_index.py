@@ -102,8 +102,8 @@ def test_a_table_too_short_for_its_length_is_refused():
         ({}, True),
         ({"total_num_rows": 16}, False),  # 128 pairs: fewer than multiprocessors
         ({"total_num_rows": 17}, True),
-        ({"total_num_rows": 191}, True),
-        ({"total_num_rows": 192}, False),
+        ({"total_num_rows": 192}, True),
+        ({"total_num_rows": 193}, False),
         ({"split_kv": 1}, False),
         ({"cta_tile_q": 64}, False),
     ],
