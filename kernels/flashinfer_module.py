@@ -235,8 +235,8 @@ struct ReleasingAttention : DefaultAttention<false, false, false, false> {
 };
 """
 # (Row, KV head) pairs of decodes that are faster so: more than an H200 has multiprocessors, up to
-# 192 rows of 8 heads. Within a step of 36 layers it saves 0.07 to 0.17 ms (64 to 160 rows; 192 rows:
-# none on one machine, 0.17 on another); from 20 rows on `benchmarks/card/decode_ways.py` shows it.
+# 192 rows of 8 heads. Within a step of 36 layers it saves 0.07 to 0.17 ms (64 to 160 rows; 192
+# rows: none or 0.17); from 20 rows on `benchmarks/card/decode_ways.py` shows it.
 RELEASING_PAIRS = range(133, 192 * 8 + 1)
 
 
