@@ -195,7 +195,7 @@ def _policy_table(budget: str, texts: dict[Key, str]) -> str:
 
 
 def _counts(pairs: Pairs, budget: str, task: str) -> str:
-    """Of whole cells only: thin ones lean to what ends early, which is solved more often."""
+    """Of whole cells only: a run that was stopped may lean to what ends early."""
     whole = [
         pair
         for key, pair in pairs.items()

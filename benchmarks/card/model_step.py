@@ -13,8 +13,9 @@ from torch import Tensor
 
 from zipage_lang.kernels.backend import AttentionBatch, choose_backend
 from zipage_lang.kernels.flashinfer_module import Heads
+from zipage_lang.runtime.engine_parts import kv_shape
 from zipage_lang.runtime.forward_batch import ForwardBatch
-from zipage_lang.runtime.kv_cache import KVCache, KVShape
+from zipage_lang.runtime.kv_cache import KVCache
 from zipage_lang.runtime.models.registry import load_dummy_model
 
 BLOCK_SIZE = 16
@@ -29,16 +30,9 @@ class DecodeModel:
         self.model, self.arch = loaded.model, loaded.arch
         arch = self.arch
         self.heads = Heads(arch.num_q_heads, arch.num_kv_heads, arch.head_dim, BLOCK_SIZE)
-        shape = KVShape(
-            num_layers=arch.num_layers,
-            num_q_heads=arch.num_q_heads,
-            num_kv_heads=arch.num_kv_heads,
-            head_dim=arch.head_dim,
-            dtype=torch.bfloat16,
-        )
         self.num_blocks = num_rows * -(-kv_len // BLOCK_SIZE)
         self.cache = KVCache(
-            shape,
+            kv_shape(loaded, torch.bfloat16),
             num_blocks=1 + self.num_blocks,
             block_size=BLOCK_SIZE,
             num_query_slots=1,

@@ -1,6 +1,7 @@
 // Host side of the Hopper product: a plain C interface, called through ctypes.
 // Knows nothing of torch; pointers, sizes and a stream come in, an error code goes out.
 #include <cstring>
+#include <utility>
 
 #include "linear.cuh"
 
@@ -58,32 +59,19 @@ Instance make_instance() {
     }
 }
 
-template <int kGroups>
-Instance instance_of_rows(int size_index) {
-    switch (size_index) {
-        case 0: return make_instance<kGroups, kRowSizes[0]>();
-        case 1: return make_instance<kGroups, kRowSizes[1]>();
-        case 2: return make_instance<kGroups, kRowSizes[2]>();
-        case 3: return make_instance<kGroups, kRowSizes[3]>();
-        case 4: return make_instance<kGroups, kRowSizes[4]>();
-        case 5: return make_instance<kGroups, kRowSizes[5]>();
-        case 6: return make_instance<kGroups, kRowSizes[6]>();
-        case 7: return make_instance<kGroups, kRowSizes[7]>();
-        case 8: return make_instance<kGroups, kRowSizes[8]>();
-        case 9: return make_instance<kGroups, kRowSizes[9]>();
-        case 10: return make_instance<kGroups, kRowSizes[10]>();
-        case 11: return make_instance<kGroups, kRowSizes[11]>();
-        case 12: return make_instance<kGroups, kRowSizes[12]>();
-        default: return make_instance<kGroups, kRowSizes[13]>();
-    }
+template <int kGroups, int... kIndices>
+Instance instance_of_rows(int size_index, std::integer_sequence<int, kIndices...>) {
+    static const Instance all[] = {make_instance<kGroups, kRowSizes[kIndices]>()...};
+    return all[size_index];
 }
 
 Instance find_instance(int groups, int size_index) {
+    constexpr auto kIndices = std::make_integer_sequence<int, kNumRowSizes>();
     switch (groups) {
-        case 1: return instance_of_rows<1>(size_index);
-        case 2: return instance_of_rows<2>(size_index);
-        case 3: return instance_of_rows<3>(size_index);
-        default: return instance_of_rows<4>(size_index);
+        case 1: return instance_of_rows<1>(size_index, kIndices);
+        case 2: return instance_of_rows<2>(size_index, kIndices);
+        case 3: return instance_of_rows<3>(size_index, kIndices);
+        default: return instance_of_rows<4>(size_index, kIndices);
     }
 }
 
