@@ -27,7 +27,7 @@ from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.think_params import ThinkParams
 
 BOUNDS = [0, 1, -1, 2, 15, 16, 17, 2**31 - 1, 2**31, -(2**31), 2**63 - 1, -(2**63), 2**64 - 1]
-MAX_STEPS = 4000
+MAX_MODEL_LEN = 1024  # what a request that never stops comes to
 
 ids = st.sampled_from(["a", "b", "c", "d", "", "\x00", "é" * 300])
 groups = st.sampled_from(["", "g", "\x00"])
@@ -189,19 +189,21 @@ class Talk:
         return message.children if isinstance(message, Fork) else []
 
     def finish(self):
-        for _ in range(MAX_STEPS):
+        num_steps = MAX_MODEL_LEN * (1 + sum(self.open.values()))  # all, one after the other
+        for _ in range(num_steps):
             if not self.engine.has_work:
                 break
             self.step()
         self.step()
-        assert not self.engine.has_work, f"still busy after {MAX_STEPS} steps"
+        assert not self.engine.has_work, f"still busy after {num_steps} steps"
         assert not self.open, f"no end for {self.open}"
 
 
 @pytest.fixture(scope="module")
 def engine():
     options = {"num_blocks": 40, "max_running": 8, "swap_space": 0.01, "num_threads": 1}
-    return Engine(EngineConfig.from_options(model="zipage-tiny-reasoner", **options))
+    options |= {"model": "zipage-tiny-reasoner", "max_model_len": MAX_MODEL_LEN}
+    return Engine(EngineConfig.from_options(**options))
 
 
 def play(engine, talk_lines):
@@ -220,6 +222,13 @@ def play(engine, talk_lines):
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_content_ends_the_engine_and_every_sample_has_one_end(engine, talk_lines):
     play(engine, talk_lines)
+
+
+def test_a_request_that_never_stops_ends_where_the_model_does(engine):
+    sampling = SamplingParams(max_tokens=2**31 - 1, ignore_eos=True)
+    kv = KVParams(mode="fixed", budget=64, interval=32)
+    endless = AddRequest(request_id="a", token_ids=[7, 8, 9], sampling=sampling, kv=kv)
+    play(engine, [(endless, 0)])
 
 
 @pytest.mark.slow
