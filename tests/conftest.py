@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import sys
+import time
 import types
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,20 @@ _support.__path__ = [str(pathlib.Path(__file__).parent / "support")]
 sys.modules.setdefault("test_support", _support)
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
+WAIT_LIMIT_S = 90  # for anything to happen, on a machine that has much else to do
+
+
+@pytest.fixture(scope="session")
+def until():
+    """Waits for a condition; fails where it never comes."""
+
+    def wait(condition, what="it"):
+        given_up_at = time.monotonic() + WAIT_LIMIT_S
+        while not condition():
+            assert time.monotonic() < given_up_at, f"{what} did not happen in time"
+            time.sleep(0.01)
+
+    return wait
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -25,9 +25,10 @@ class EventLines:
 
     def feed(self, piece: bytes) -> list[str]:
         """The lines that are whole now. Raises LineTooLongError."""
-        if self._after_cr and piece:
+        if not piece:
+            return []  # and what was last is still last
+        if self._after_cr:
             piece = piece.removeprefix(b"\n")
-            self._after_cr = False
         *ends, rest = _END.split(piece)
         self._after_cr = piece.endswith(b"\r")
         if ends:

@@ -48,19 +48,6 @@ def command(reasoner_folder):
 
 
 @pytest.fixture(scope="session")
-def until():
-    """Waits for a condition; fails where it never comes."""
-
-    def wait(condition, what="it"):
-        given_up_at = time.monotonic() + LIMIT_S
-        while not condition():
-            assert time.monotonic() < given_up_at, f"{what} did not happen in time"
-            time.sleep(0.01)
-
-    return wait
-
-
-@pytest.fixture(scope="session")
 def is_over():
     """Whether a process has ended. A zombie has: an orphan's end may be waited for by nobody."""
 

@@ -25,6 +25,12 @@ def test_however_a_stream_is_cut_its_lines_are_those_of_the_whole(text, data):
     assert lines_of(pieces) == re.split("\r\n|\n|\r", text)[:-1]
 
 
+def test_nothing_between_two_halves_of_a_line_end_changes_nothing():
+    assert lines_of([b"a\r", b"", b"\n", b"", b"b\n"]) == ["a", "b"]
+    assert lines_of([b"a\r", b"\n\n"]) == ["a", ""]
+    assert lines_of([b"a\r", b"\r", b"\n"]) == ["a", ""]
+
+
 def test_a_line_is_not_cut_at_what_only_unicode_calls_a_line_end():
     text = 'data: {"text": "a\u2028b\u2029c\u0085d\x0be\x1cf"}'
     assert lines_of([text.encode() + b"\n\n"]) == [text, ""]
