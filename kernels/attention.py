@@ -26,6 +26,7 @@ from zipage_lang.kernels.flashinfer_module import (
     SequenceIndex,
     Splits,
 )
+from zipage_lang.kernels.hopper.attention import DecodePart, HopperDecodes
 from zipage_lang.kernels.host_rows import HostRows
 from zipage_lang.kernels.merge import merge_parts
 from zipage_lang.kernels.plan_buffers import PlanBuffers
@@ -48,7 +49,7 @@ class AttentionPart:
 class AttentionPlan:
     """The launches of one step, in the order of its tokens; valid until the next plan."""
 
-    parts: tuple[AttentionPart, ...]
+    parts: tuple["AttentionPart | DecodePart", ...]
     # Grouped: int32 [num_tokens] on the device, 1 where the one launch attends to a token's shared
     # prefix apart from its own slots. None: every part attends to all slots of its tokens.
     has_shared: Tensor | None = None
@@ -66,6 +67,7 @@ class FlashInferAttention:
         self._partials = torch.empty(0, dtype=torch.uint8, device=device)
         self._decode_buffers = PlanBuffers(device)
         self._rest_buffers = PlanBuffers(device)
+        self._hopper: HopperDecodes | None = None
 
     def plan_attention(
         self,
@@ -84,10 +86,14 @@ class FlashInferAttention:
         heads = Heads(num_q_heads, num_kv_heads, head_dim, block_size)
         rows = HostRows.of(batch)
         num_decodes = rows.num_leading_decodes
-        parts = []
+        parts: list[AttentionPart | DecodePart] = []
         if num_decodes > 0:
             decodes = rows.sliced(0, num_decodes)
-            parts.append(self.plan_part(decodes, heads, self._decode_buffers))
+            hopper = self.hopper_for(heads)
+            if hopper is None:
+                parts.append(self.plan_part(decodes, heads, self._decode_buffers))
+            else:
+                parts.append(hopper.plan(decodes, heads, self._decode_buffers))
         if num_decodes < rows.num_seqs:
             rest = rows.sliced(num_decodes, rows.num_seqs)
             parts.append(self.plan_part(rest, heads, self._rest_buffers))
@@ -122,7 +128,6 @@ class FlashInferAttention:
                 q, layer_kv, plan.parts[0], plan.has_shared, scale, lse_out
             )
             return out, merged_lse if need_lse else None
-        module = self.module(q.shape[2])
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = lse_out
         if need_lse and lse is None:
@@ -130,19 +135,28 @@ class FlashInferAttention:
         start = 0
         for part in plan.parts:
             tokens = slice(start, start + part.num_tokens)
-            module.run(
-                (self._partials, part.workspace),
-                part.launch,
-                q[tokens],
-                layer_kv,
-                part.index,
-                out[tokens],
-                None if lse is None else lse[tokens],
-                scale,
-            )
+            own_lse = None if lse is None else lse[tokens]
+            self._run_part(part, q[tokens], layer_kv, out[tokens], own_lse, scale)
             start += part.num_tokens
         assert start == len(q), f"the plan is for {start} tokens, q has {len(q)}"
         return out, lse
+
+    def _run_part(
+        self,
+        part: AttentionPart | DecodePart,
+        q: Tensor,
+        layer_kv: Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        scale: float,
+    ) -> None:
+        if isinstance(part, DecodePart):
+            assert self._hopper is not None
+            self._hopper.run(part, q, layer_kv, out, lse, scale)
+            return
+        workspaces = self._partials, part.workspace
+        module = self.module(q.shape[2])
+        module.run(workspaces, part.launch, q, layer_kv, part.index, out, lse, scale)
 
     def _attend_in_groups(
         self,
@@ -214,6 +228,14 @@ class FlashInferAttention:
         num_bytes = rows * (heads.head_dim + 1) * 4 + 4096
         if num_bytes > self._partials.numel():
             self._partials = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+
+    def hopper_for(self, heads: Heads) -> HopperDecodes | None:
+        """Our own kernel for decodes of this shape, where there is one."""
+        if not HopperDecodes.takes(heads, self._dtype):
+            return None
+        if self._hopper is None:
+            self._hopper = HopperDecodes(self.device)
+        return self._hopper
 
     def module(self, head_dim: int) -> PagedAttentionModule:
         """The compiled kernels for a head size, loaded on first use."""

@@ -17,6 +17,7 @@ from zipage_lang.kernels.attention import (
 from zipage_lang.kernels.backend import AttentionBatch
 from zipage_lang.kernels.flashinfer_module import DECODE_TILE_ROWS, Heads, LaunchPlan, Splits
 from zipage_lang.kernels.grouped_launch import GroupedLayout, sequences_of
+from zipage_lang.kernels.hopper.attention import HopperDecodes
 from zipage_lang.kernels.host_rows import HostRows
 from zipage_lang.kernels.plan_buffers import PlanBuffers
 from zipage_lang.kernels.shared_prefix import PrefixGroup, shared_blocks, worthwhile_groups
@@ -50,17 +51,22 @@ class GraphDecode:
         self._attention, self._heads = attention, heads
         self._buffers = PlanBuffers(attention.device)
         attention.reserve_partials(heads)
+        self._hopper = attention.hopper_for(heads)
         num_tiles = max_tiles(max_rows, max_rows, heads, attention.device)
         num_entries = 3 * max_rows + 2
         if self.can_group(max_rows):
             num_entries = GroupedLayout(max_rows, heads).num_fixed
         num_entries += max_rows * max_blocks
+        if self._hopper is not None:
+            self._hopper.reserve(max_rows, heads)
+            own = self._hopper.num_entries(max_rows, max_rows * max_blocks, heads)
+            num_entries = max(num_entries, own)
         self._buffers.next_host(num_entries, num_tiles, max_rows)
         self._max_entries = num_entries
         # What rows of the last step shared, and which groups that made.
         self._last_groups: tuple[np.ndarray, list[PrefixGroup]] = (np.zeros(0), [])
         # By bucket and whether it is the second: what was captured.
-        self._launches: dict[tuple[int, bool], LaunchPlan] = {}
+        self._launches: dict[tuple[int, bool], LaunchPlan | str] = {}
 
     @property
     def min_unsplit_rows(self) -> int:
@@ -79,10 +85,9 @@ class GraphDecode:
 
     def can_read_whole(self, bucket: int) -> bool:
         """Whether rows of this bucket, too few to fill the card, may be read without splits."""
-        is_small = bucket < self.min_unsplit_rows
-        return is_small and may_be_faster_whole(
-            bucket, self._heads, num_sms(self._attention.device)
-        )
+        if self._hopper is not None or bucket >= self.min_unsplit_rows:
+            return False
+        return may_be_faster_whole(bucket, self._heads, num_sms(self._attention.device))
 
     def plan(
         self, batch: AttentionBatch, bucket: int, *, may_be_second: bool = True
@@ -93,14 +98,14 @@ class GraphDecode:
             batch: as for `plan_attention`, each row with one query token.
             may_be_second: take the second launch, where there is one and it is the faster.
         """
-        rows = self._padded(batch, bucket)
         if may_be_second and self.can_group(bucket):
+            rows = self._padded(batch, bucket)
             layout = GroupedLayout(bucket, self._heads)
             groups = self._groups_of(rows, layout.max_tiles)
             if groups:
                 return self._plan_groups(layout, rows, groups)
         is_whole = may_be_second and self.can_read_whole(bucket) and self._is_faster_whole(batch)
-        return self._plan_plain(rows, is_whole=is_whole)
+        return self._plan_plain(batch, bucket, is_whole=is_whole)
 
     def plan_padding(self, bucket: int, *, is_second: bool) -> AttentionPlan:
         """Plan a step of dummy rows alone, for the capture of a launch that may serve any step."""
@@ -111,7 +116,7 @@ class GraphDecode:
         )
         if is_second and self.can_group(bucket):
             return self.plan_groups(nothing, bucket, [])
-        return self._plan_plain(self._padded(nothing, bucket), is_whole=is_second)
+        return self._plan_plain(nothing, bucket, is_whole=is_second)
 
     def plan_groups(
         self, batch: AttentionBatch, bucket: int, groups: list[PrefixGroup]
@@ -133,14 +138,27 @@ class GraphDecode:
     def _is_faster_whole(self, batch: AttentionBatch) -> bool:
         return is_faster_whole(batch.kv_lens.numpy(), self._heads, num_sms(self._attention.device))
 
-    def _plan_plain(self, rows: HostRows, *, is_whole: bool) -> AttentionPlan:
-        """FlashInfer's own plan; is_whole: of a small bucket's second launch."""
-        num_entries, bucket = rows.num_index_entries(self._heads), rows.num_seqs
+    def _plan_plain(self, batch: AttentionBatch, bucket: int, *, is_whole: bool) -> AttentionPlan:
+        """Our own kernel's plan, or FlashInfer's; is_whole: of a small bucket's second launch."""
+        if self._hopper is not None:
+            return self._plan_items(self._hopper, batch, bucket)
+        rows = self._padded(batch, bucket)
+        num_entries = rows.num_index_entries(self._heads)
         assert num_entries <= self._max_entries, f"{num_entries} entries of {self._max_entries}"
         is_whole_anyway = bucket >= self.min_unsplit_rows
         splits = Splits.NEVER if is_whole or is_whole_anyway else Splits.ALWAYS
         part = self._attention.plan_part(rows, self._heads, self._buffers, splits)
         return self._checked(AttentionPlan((part,), is_second=is_whole), bucket)
+
+    def _plan_items(
+        self, hopper: HopperDecodes, batch: AttentionBatch, bucket: int
+    ) -> AttentionPlan:
+        rows = HostRows.of(batch)
+        num_padding = bucket - rows.num_seqs
+        assert num_padding >= 0, f"{rows.num_seqs} rows in a bucket of {bucket}"
+        assert rows.num_leading_decodes == rows.num_seqs, f"{rows.q_lens=} must be decodes"
+        part = hopper.plan(rows, self._heads, self._buffers, num_padding=num_padding)
+        return self._checked(AttentionPlan((part,)), bucket)
 
     def _plan_groups(
         self, layout: GroupedLayout, rows: HostRows, groups: list[PrefixGroup]

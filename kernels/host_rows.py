@@ -67,12 +67,16 @@ class HostRows:
         _write_starts(index.q_starts.numpy(), self.q_lens)
         _write_starts(index.block_starts.numpy(), num_blocks)
         index.last_block_lens.numpy()[:] = self.kv_lens - (num_blocks - 1) * block_size
-        columns = np.arange(self.tables.shape[1], dtype=np.int32)
-        is_used = columns < num_blocks[:, None]  # [num_seqs, max_blocks]
-        block_ids = index.block_ids.numpy()
-        block_ids[:] = self.tables[is_used]
-        assert block_ids.min(initial=0) >= 0, "a block table is shorter than its kv_len"
+        index.block_ids.numpy()[:] = self.block_ids(block_size)
         return index, torch.from_numpy(np.ascontiguousarray(self.kv_lens))
+
+    def block_ids(self, block_size: int) -> np.ndarray:
+        """int32: the blocks of each sequence's slots, one sequence after the other."""
+        columns = np.arange(self.tables.shape[1], dtype=np.int32)
+        is_used = columns < self._num_blocks(block_size)[:, None]  # [num_seqs, max_blocks]
+        block_ids = self.tables[is_used]
+        assert block_ids.min(initial=0) >= 0, "a block table is shorter than its kv_len"
+        return block_ids
 
     def views(self, entries: Tensor, heads: Heads) -> SequenceIndex:
         """The index within the device copy of the entries."""

@@ -29,7 +29,21 @@ _SIGNATURES: dict[str, tuple[list[type], type]] = {
         ],
         _int,
     ),
+    "zl_pool_map": ([_pointer, _pointer, _int, _int], _int),
     "zl_max_clusters": ([_int] * 4, _int),
+    "zl_attention": (
+        [
+            *(_pointer, _pointer, _int),  # map, q
+            *[_pointer] * 2,  # out, lse
+            *[_pointer] * 3,  # num_items, items, block_ids
+            *[_pointer] * 4,  # queue, arrived, sums, stats
+            *[_int] * 3,  # heads, group, dim
+            ctypes.c_float,
+            _int,  # num_ctas
+            _pointer,  # stream
+        ],
+        _int,
+    ),
     "zl_scoring": (
         [
             *[_pointer] * 7,  # keys, slots, positions, queries
@@ -90,12 +104,24 @@ def check(code: int) -> None:
         raise RuntimeError(f"Hopper kernel: {load().zl_error(code).decode()} (code {code})")
 
 
-class WeightMap:
-    """A tensor map of one weight, in host memory aligned as the driver asks."""
+class TensorMap:
+    """A tensor map in host memory aligned as the driver asks."""
 
-    def __init__(self, address: int, num_rows: int, num_columns: int) -> None:
-        """address: of bfloat16 [num_rows, num_columns], contiguous, on the card."""
+    def __init__(self) -> None:
         self._memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
         start = ctypes.addressof(self._memory)
         self.address = start + -start % MAP_ALIGNMENT
-        check(load().zl_weight_map(self.address, address, num_rows, num_columns))
+
+
+def weight_map(address: int, num_rows: int, num_columns: int) -> TensorMap:
+    """Of bfloat16 [num_rows, num_columns] at `address` on the card, contiguous."""
+    made = TensorMap()
+    check(load().zl_weight_map(made.address, address, num_rows, num_columns))
+    return made
+
+
+def pool_map(address: int, num_rows: int, num_columns: int) -> TensorMap:
+    """Of a layer's keys and values at `address`: bfloat16 [num_rows, num_columns], contiguous."""
+    made = TensorMap()
+    check(load().zl_pool_map(made.address, address, num_rows, num_columns))
+    return made

@@ -230,6 +230,19 @@ int zl_weight_map(void* map, const void* weight, int rows, int columns) {
     return code;
 }
 
+// As zl_weight_map, of keys and values as the attention kernel reads them: [rows, columns], bf16, in boxes of
+// 16 rows, a block's slots.
+int zl_pool_map(void* map, const void* pool, int rows, int columns) {
+    constexpr int kBlockSlots = 16;
+    const bool shape = rows > 0 && columns > 0 && rows % kBlockSlots == 0 && columns % kBlockK == 0;
+    if (!shape) return kBadShape;
+    alignas(64) CUtensorMap made;
+    const int code = encode_map(&made, pool, rows, columns, columns, kBlockSlots,
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+    if (code == kOk) std::memcpy(map, &made, sizeof(made));
+    return code;
+}
+
 // out[rows, weight_rows] = x[rows, columns] weight^T + bias; with gated weights (groups of 8 gate rows
 // and their 8 up rows) out[rows, weight_rows / 2] = silu(gate) * up. Strides in elements; out 8-byte
 // aligned and out_stride % 4 == 0, x 16-byte aligned and x_stride % 8 == 0.

@@ -13,7 +13,7 @@ from zipage_lang.kernels.hopper.choose import (
     beats_cublas,
     choose_config,
 )
-from zipage_lang.kernels.hopper.library import WeightMap, check, clusters_held, load
+from zipage_lang.kernels.hopper.library import check, clusters_held, load, weight_map
 
 GATE_GROUP = 8  # rows of gate before as many of up in a gated weight
 
@@ -24,7 +24,7 @@ class HopperLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool) -> None:
         """weight, bias: as the kernel reads them; `prepare` makes them from a model's."""
         self.weight, self.bias, self.gated = weight, bias, gated
-        self._map = WeightMap(weight.data_ptr(), *weight.shape)
+        self._map = weight_map(weight.data_ptr(), *weight.shape)
 
     @staticmethod
     def takes(weight: Tensor) -> bool:

@@ -1,4 +1,5 @@
-"""FlashInfer attention on a card, eager and inside CUDA graphs, against float64."""
+"""Attention on a card, FlashInfer's and our own of decodes, eager and inside CUDA graphs, against
+float64."""
 
 import random
 
@@ -10,11 +11,18 @@ from zipage_lang.kernels.attention import FlashInferAttention
 from zipage_lang.kernels.backend import AttentionBatch
 from zipage_lang.kernels.flashinfer_module import Heads
 from zipage_lang.kernels.graph_decode import GraphDecode
+from zipage_lang.kernels.hopper.attention import DecodePart
 from zipage_lang.kernels.hopper.linear import HopperLinear
 
 pytestmark = pytest.mark.gpu
 SCALE = 0.09
 CARD = "cuda:0"
+
+
+@pytest.fixture
+def flashinfer_alone(monkeypatch):
+    """Decodes by FlashInfer, as where our kernel is not made for the shape."""
+    monkeypatch.setattr(FlashInferAttention, "hopper_for", lambda *_: None)
 
 
 def make_batch(rng, q_lens, kv_lens, block_size, pool_blocks):
@@ -97,6 +105,29 @@ def test_attention_equals_float64(block_size, heads, load):
     check_eager(LOADS[load], Heads(*heads, block_size), torch.bfloat16)
 
 
+@pytest.mark.parametrize("load", LOADS)
+def test_flashinfer_attention_equals_float64(load, flashinfer_alone):
+    check_eager(LOADS[load], Heads(32, 8, 128, 16), torch.bfloat16)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 17, 31, 34, 50, 67, 100, 129, 192, 250])
+@pytest.mark.parametrize("heads", [(32, 8, 128), (16, 8, 128), (14, 2, 64), (8, 8, 64)])
+def test_our_decodes_equal_float64_whatever_is_cut(num_rows, heads):
+    rng, shape = random.Random(num_rows), Heads(*heads, 16)
+    lens = [rng.choice([1, 16, 63, 300, 1390, 4000]) for _ in range(num_rows)]
+    pool_blocks = 2 + sum(-(-kv_len // 16) for kv_len in lens)
+    batch = make_batch(rng, [1] * num_rows, lens, 16, pool_blocks)
+    q, layer_kv = make_tensors(shape, pool_blocks, num_rows)
+    kernels = FlashInferAttention(torch.device(CARD), torch.bfloat16)
+    plan = kernels.plan_attention(batch, *shape)
+    assert isinstance(plan.parts[0], DecodePart)
+    first = kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
+    assert_right(first, exact(q, layer_kv, batch, shape))
+    for _ in range(20):
+        again = kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
+        assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+
+
 def test_float16_attention_equals_float64():
     """FlashInfer builds this module where no one has built it before: half a minute, once."""
     for q_lens in LOADS.values():
@@ -125,6 +156,15 @@ def check_capture(graphs, kernels, shape, bucket, batches, *, is_second):
 
 @pytest.mark.parametrize("bucket", [1, 8, 33, 34, 96])
 def test_one_capture_serves_other_lengths_and_fewer_rows(bucket):
+    check_other_lengths(bucket)
+
+
+@pytest.mark.parametrize("bucket", [1, 8, 33, 34, 96])
+def test_one_capture_of_flashinfer_serves_other_lengths(bucket, flashinfer_alone):
+    check_other_lengths(bucket)
+
+
+def check_other_lengths(bucket):
     rng, shape = random.Random(bucket), Heads(32, 8, 128, 16)
     kernels = FlashInferAttention(torch.device(CARD), torch.bfloat16)
     graphs = GraphDecode(kernels, shape, max_rows=96, max_blocks=200)
@@ -139,7 +179,7 @@ def test_one_capture_serves_other_lengths_and_fewer_rows(bucket):
 
 
 @pytest.mark.parametrize(("bucket", "row_counts"), [(24, (20, 24)), (32, (32, 27))])
-def test_one_capture_serves_small_batches_read_whole(bucket, row_counts):
+def test_one_capture_serves_small_batches_read_whole(bucket, row_counts, flashinfer_alone):
     rng, shape = random.Random(bucket), Heads(32, 8, 128, 16)
     kernels = FlashInferAttention(torch.device(CARD), torch.bfloat16)
     graphs = GraphDecode(kernels, shape, max_rows=32, max_blocks=200)
@@ -150,12 +190,9 @@ def test_one_capture_serves_small_batches_read_whole(bucket, row_counts):
     check_capture(graphs, kernels, shape, bucket, batches, is_second=True)
 
 
-@pytest.mark.parametrize("num_rows", [24, 64, 128, 192])
-def test_what_follows_an_early_release_reads_what_attention_wrote(num_rows, monkeypatch):
-    """Attention, the product behind it, attention on what that made: in one graph, many times, the
-    same bits as where each kernel begins when the one before it has ended."""
-    rng, shape, pool_blocks = random.Random(num_rows), Heads(32, 8, 128, 16), 20_000
-    kernels = FlashInferAttention(torch.device(CARD), torch.bfloat16)
+def many_layers(kernels, num_rows, seed):
+    """Attention, the product behind it, attention on what that made, six times; and its input."""
+    rng, shape, pool_blocks = random.Random(seed), Heads(32, 8, 128, 16), 20_000
     kv_lens = [rng.randrange(900, 1100) for _ in range(num_rows)]
     batch = make_batch(rng, [1] * num_rows, kv_lens, 16, pool_blocks)
     first_q, layer_kv = make_tensors(shape, pool_blocks, num_rows)
@@ -163,26 +200,55 @@ def test_what_follows_an_early_release_reads_what_attention_wrote(num_rows, monk
     graphs = GraphDecode(kernels, shape, max_rows=num_rows, max_blocks=100)
     plan, q = graphs.plan(batch, num_rows), first_q.contiguous()
 
-    def work():
+    def work(between=lambda: None):
         made = q
         for _ in range(6):
             out, _ = kernels.attention(made, layer_kv, plan, SCALE, need_lse=False)
+            between()
             made = product(out.flatten(1)).view(q.shape)
+            between()
         return made
 
-    results = {}
+    return work, q
+
+
+def replayed(work, q, inputs):
+    """What a graph of `work` makes of each input."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = work()
+    found = []
+    for value in inputs:
+        q.copy_(value)
+        graph.replay()
+        found.append(made.clone())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("num_rows", [24, 64, 128, 192])
+def test_what_follows_an_early_release_reads_what_attention_wrote(
+    num_rows, monkeypatch, flashinfer_alone
+):
+    """The same bits in a graph as where each kernel begins when the one before it has ended."""
+    kernels = FlashInferAttention(torch.device(CARD), torch.bfloat16)
+    work, q = many_layers(kernels, num_rows, num_rows)
+    inputs = [q.roll(turn, 0).clone() for turn in range(20)]
+    results = []
     for pairs in (range(0), range(10**6)):
         monkeypatch.setattr(flashinfer_module, "RELEASING_PAIRS", pairs)
-        work()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            made = work()
-        found = []
-        for turn in range(20):
-            q.copy_(first_q.roll(turn, 0))
-            graph.replay()
-            found.append(made.clone())
-        results[pairs] = torch.stack(found)
-    assert torch.equal(*results.values())
-    assert len(results[range(0)].float().flatten(1).unique(dim=0)) == min(20, num_rows)
+        results.append(replayed(work, q, inputs))
+    assert torch.equal(*results)
+    assert len(results[0].float().flatten(1).unique(dim=0)) == min(20, num_rows)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 24, 64, 100, 192])
+def test_our_decodes_in_a_graph_equal_those_with_waits_between_kernels(num_rows):
+    kernels = FlashInferAttention(torch.device(CARD), torch.bfloat16)
+    work, q = many_layers(kernels, num_rows, num_rows)
+    inputs = [q.roll(turn, 0).clone() for turn in range(20)]
+    found = replayed(work, q, inputs)
+    for value, made in zip(inputs, found, strict=True):
+        q.copy_(value)
+        assert torch.equal(work(torch.cuda.synchronize), made)

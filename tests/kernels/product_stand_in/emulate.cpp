@@ -1,8 +1,6 @@
-// Runs the product kernel's source on a CPU, cluster after cluster; which warp runs next is drawn, and it
-// runs as far as it can, so that a missing barrier shows.
+// Runs the product kernel's source on a CPU, cluster after cluster.
 // Knows nothing of how products are computed.
-#include <random>
-
+#include "cluster.h"
 #include "linear.cuh"
 
 using namespace zl;
@@ -11,18 +9,11 @@ char zl::shared[1];
 
 namespace {
 
-constexpr int kStackBytes = 64 << 10;
 using Kernel = void (*)(CUtensorMap, CUtensorMap, Params);
 
 Kernel kernel;
 CUtensorMap weight_map, x_map;
 const Params* params;
-
-void body() {
-    kernel(weight_map, x_map, *params);
-    current->is_done = true;
-    swapcontext(&current->context, &scheduler);
-}
 
 struct Instance {
     Kernel kernel;
@@ -41,61 +32,6 @@ const Instance kInstances[] = {
     instance<2, 224>(linear_kernel<2, 224>), instance<3, 224>(uneven_linear_kernel<3, 224>),
     instance<1, 144>(linear_kernel<1, 144>), instance<3, 208>(uneven_linear_kernel<3, 208>),
 };
-
-void start(int first_block) {
-    fibers.resize(cluster_size * kThreadsOfCta);
-    memset(memory_of_ctas, 0xFF, sizeof(memory_of_ctas));
-    meetings.clear();
-    barriers_of_ctas.clear();
-    for (int thread = 0; thread < static_cast<int>(fibers.size()); ++thread) {
-        Fiber& fiber = fibers[thread];
-        fiber.thread = thread;
-        fiber.block = first_block + thread / kThreadsOfCta;
-        fiber.may_go_on = nullptr;
-        fiber.is_done = thread % kThreadsOfCta >= cta_threads;
-        if (fiber.is_done) continue;
-        fiber.stack.resize(kStackBytes);
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack.data();
-        fiber.context.uc_stack.ss_size = fiber.stack.size();
-        fiber.context.uc_link = nullptr;
-        makecontext(&fiber.context, body, 0);
-    }
-}
-
-// Whether any thread of the warp could.
-bool run_warp(int warp) {
-    bool has_run = false;
-    for (bool is_going = true; is_going; has_run |= is_going) {
-        is_going = false;
-        for (int lane = 0; lane < 32; ++lane) {
-            Fiber& fiber = fibers[warp * 32 + lane];
-            current = &fiber;
-            if (fiber.is_done || (fiber.may_go_on && !fiber.may_go_on())) continue;
-            is_going = true;
-            swapcontext(&scheduler, &fiber.context);
-        }
-    }
-    return has_run;
-}
-
-// Whether all threads came to their end, and every barrier got what it was told to expect.
-bool run_cluster(std::mt19937& random) {
-    std::vector<int> order(fibers.size() / 32);
-    for (size_t warp = 0; warp < order.size(); ++warp) order[warp] = static_cast<int>(warp);
-    bool is_going = true;
-    while (is_going) {
-        std::shuffle(order.begin(), order.end(), random);
-        is_going = false;
-        for (int warp : order) is_going |= run_warp(warp);
-    }
-    bool is_whole = true;
-    for (const Fiber& fiber : fibers) is_whole &= fiber.is_done;
-    for (const auto& one : barriers_of_ctas) {
-        is_whole &= one.second.bytes == 0 && one.second.pending == one.second.expected;
-    }
-    return is_whole;
-}
 
 }  // namespace
 
@@ -134,6 +70,7 @@ extern "C" int emulate(const void* weight, int weight_rows, int columns, const v
                      sharers,
                      gated != 0};
     params = &all;
+    body = [] { kernel(weight_map, x_map, *params); };
     weight_map = {static_cast<const uint16_t*>(weight), weight_rows, columns, columns, kGroupM};
     x_map = {static_cast<const uint16_t*>(x), rows, columns, x_stride, padded_rows / sharers};
     std::mt19937 random(seed);
