@@ -124,8 +124,10 @@ class FlashInferAttention:
             lse: float32 [num_tokens, num_q_heads], log2 of the sum of exp(scale * q.k), when asked.
         """
         if plan.has_shared is not None:
+            (part,) = plan.parts
+            assert isinstance(part, AttentionPart)
             out, merged_lse = self._attend_in_groups(
-                q, layer_kv, plan.parts[0], plan.has_shared, scale, lse_out
+                q, layer_kv, part, plan.has_shared, scale, lse_out
             )
             return out, merged_lse if need_lse else None
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -11,7 +11,7 @@ import numpy as np
 
 TILE_BLOCKS = 4  # blocks of 16 slots that the kernel reads at a time; parts begin at whole tiles
 ITEM_NUMBERS = 8
-LONG_PAIR = 1.5  # times the median: such a pair is always cut
+LONG_PAIR = 2  # times the mean: such a pair is always cut
 # What a part costs beside its tiles, in tiles: its first loads' latency and the meeting of sums.
 PART_TILES = 1.5
 MIN_PART_TILES = 2
@@ -87,7 +87,7 @@ def part_counts(tiles: np.ndarray, num_ctas: int) -> np.ndarray:
     if len(tiles) == 0:
         return np.zeros(0, dtype=np.int64)
     share = -(-int(tiles.sum()) // num_ctas)  # parts finer than this leave no CTA less to do
-    longest = max(int(LONG_PAIR * float(np.median(tiles))), MIN_PART_TILES, share)
+    longest = max(int(LONG_PAIR * float(tiles.mean())), MIN_PART_TILES, share)
     counts = -(-tiles // longest)  # [num_pairs]
     num_rounds, left = divmod(int(counts.sum()), num_ctas)
     if left == 0:

@@ -1,10 +1,10 @@
-"""Decode attention and the product behind it by rows: sequences split and merged, or read whole.
+"""Decode attention and the product behind it by rows: our kernel, and FlashInfer's in its ways.
 
     python3 benchmarks/card/decode_ways.py [slots a row ...]
 
 Device time a layer of attention and output projection, in one graph of all layers, for 1 to 192
-rows of equal length: FlashInfer's padded launch, which splits (few rows), and the whole one, which
-lets the product start when it ends or as soon as it has begun (`RELEASING_PAIRS`). What
+rows of equal length: our kernel; FlashInfer's padded launch, which splits (few rows), and the whole
+one, which lets the product start when it ends or as soon as it has begun (`RELEASING_PAIRS`). What
 `kernels/whole_rows.py` and `kernels/flashinfer_module.py` go by was measured so. The floor reads
 keys, values and weight once. Qwen3-8B shapes. Knows nothing of the engine.
 """
@@ -18,9 +18,10 @@ from decode_step import copy_rate
 from timing import capture, event_ms
 
 from zipage_lang.kernels import flashinfer_module
-from zipage_lang.kernels.attention import AttentionPlan, FlashInferAttention
+from zipage_lang.kernels.attention import AttentionPart, AttentionPlan, FlashInferAttention
 from zipage_lang.kernels.backend import AttentionBatch
 from zipage_lang.kernels.flashinfer_module import Heads, Splits
+from zipage_lang.kernels.hopper.attention import DecodePart
 from zipage_lang.kernels.hopper.linear import HopperLinear
 from zipage_lang.kernels.host_rows import HostRows
 from zipage_lang.kernels.plan_buffers import PlanBuffers
@@ -37,11 +38,12 @@ MOST_SPLIT = 33  # with more rows FlashInfer splits none
 class Way(NamedTuple):
     """How attention is launched."""
 
-    splits: Splits
+    splits: Splits | None  # None: by our kernel
     is_early: bool
 
 
 WAYS = {
+    "ours": Way(None, False),
     "split": Way(Splits.ALWAYS, False),
     "whole": Way(Splits.NEVER, False),
     "whole, early": Way(Splits.NEVER, True),
@@ -76,14 +78,22 @@ class OneWay:
 
     def __init__(self, layers: Layers, rows: HostRows, way: Way) -> None:
         self._buffers = PlanBuffers(DEVICE)
-        part = layers.kernels.plan_part(rows, HEADS, self._buffers, way.splits)
-        self._plan = AttentionPlan((part,))
+        self._plan = AttentionPlan((self._part(layers.kernels, rows, way),))
         q_shape = (rows.num_seqs, HEADS.num_q_heads, HEADS.head_dim)
         self._q = torch.randn(q_shape, device=DEVICE, dtype=torch.bfloat16)
         stream_shape = (rows.num_seqs, HIDDEN)
         self._residual = torch.randn(stream_shape, device=DEVICE, dtype=torch.bfloat16)
         flashinfer_module.RELEASING_PAIRS = range(10**6 if way.is_early else 0)
         self.graph = capture(lambda: self._run(layers), warmups=1)
+
+    def _part(
+        self, kernels: FlashInferAttention, rows: HostRows, way: Way
+    ) -> AttentionPart | DecodePart:
+        if way.splits is not None:
+            return kernels.plan_part(rows, HEADS, self._buffers, way.splits)
+        hopper = kernels.hopper_for(HEADS)
+        assert hopper is not None, "this card has no Hopper kernels"
+        return hopper.plan(rows, HEADS, self._buffers)
 
     def _run(self, layers: Layers) -> None:
         for pool, product in zip(layers.pools, layers.products, strict=True):
@@ -97,7 +107,7 @@ def measure(layers: Layers, num_rows: int, kv_len: int) -> dict[str, float]:
     captured = {
         name: OneWay(layers, rows, way)
         for name, way in WAYS.items()
-        if num_rows <= MOST_SPLIT or way.splits is Splits.NEVER
+        if num_rows <= MOST_SPLIT or way.splits is not Splits.ALWAYS
     }
     times = defaultdict(list)
     for _ in range(2):

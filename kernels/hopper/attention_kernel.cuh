@@ -80,17 +80,17 @@ class Feeder {
           policy_(policy_evict_normal()) {}
 
     __device__ __forceinline__ void run() {
-        const int num_items = *p_.num_items;
         int index = blockIdx.x;
+        int number = number_of(index);  // there is room for it even if it is no item
+        const int num_items = *p_.num_items;
         while (index < num_items) {
-            const int number =
-                lane_ < kItemNumbers ? p_.items[index * kItemNumbers + lane_] : 0;
             feed(number);
             // Until then an earlier launch may still use the queue.
             wait_for_previous();
             int next = 0;
             if (lane_ == 0) next = gridDim.x + add_atomically(p_.queue, 1);
             index = __shfl_sync(kAllLanes, next, 0);
+            if (index < num_items) number = number_of(index);
         }
         wait_for_previous();
         if (lane_ == 0) leave();
@@ -102,6 +102,11 @@ class Feeder {
     }
 
   private:
+    // This lane's number of an item.
+    __device__ __forceinline__ int number_of(int index) const {
+        return lane_ < kItemNumbers ? p_.items[index * kItemNumbers + lane_] : 0;
+    }
+
     // All tiles of an item, of which every lane has a number.
     __device__ __forceinline__ void feed(int number) {
         const int head = __shfl_sync(kAllLanes, number, 1);

@@ -27,7 +27,7 @@ struct AttentionParams {
     __nv_bfloat16* out;          // [rows, heads * group, dim]
     float* lse;                  // [rows, heads * group], base 2; or null
     const int* num_items;        // one number
-    const int* items;            // [num_items, kItemNumbers]
+    const int* items;            // [num_items, kItemNumbers]; room for at least one for each CTA
     const int* block_ids;        // of all rows
     int* queue;                  // [2], zero before and after: items taken, CTAs that are done
     int* arrived;                // [parts], zero before and after: parts of a pair, at its first

@@ -105,8 +105,9 @@ class Decodes:
         arrived = torch.zeros(parts, dtype=torch.int32)
         sums = torch.full((parts, self.group, self.dim), math.nan)
         stats = torch.full((parts, self.group, 2), math.nan)
-        numbers = torch.from_numpy(np.ascontiguousarray(items.numbers))
-        count = torch.tensor([len(numbers)], dtype=torch.int32)
+        numbers = torch.full((len(items.numbers) + num_ctas, 8), -1, dtype=torch.int32)
+        numbers[:-num_ctas] = torch.from_numpy(items.numbers)
+        count = torch.tensor([len(items.numbers)], dtype=torch.int32)
 
         def at(tensor):
             return ctypes.c_void_p(tensor.data_ptr())
