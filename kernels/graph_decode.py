@@ -66,7 +66,7 @@ class GraphDecode:
         # What rows of the last step shared, and which groups that made.
         self._last_groups: tuple[np.ndarray, list[PrefixGroup]] = (np.zeros(0), [])
         # By bucket and whether it is the second: what was captured.
-        self._launches: dict[tuple[int, bool], LaunchPlan | str] = {}
+        self._launches: dict[tuple[int, bool], LaunchPlan | int] = {}
 
     @property
     def min_unsplit_rows(self) -> int:

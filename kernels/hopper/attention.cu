@@ -22,8 +22,8 @@ AttentionKernel attention_of(int dim, int* shared_bytes) {
 
 using namespace zl;
 
-// Tensors as in AttentionParams; q rows 4-byte aligned, out 8, sums 16. map: zl_weight_map's kind, of the
-// pool as [blocks * 2 * 16, heads * dim] in boxes of 16 rows. -1: not for these sizes.
+// Tensors as in AttentionParams; q rows 4-byte aligned, out 8, sums 16. map: zl_pool_map's. -1: not for
+// these sizes.
 extern "C" int zl_attention(const void* map, const void* q, int q_stride, void* out, void* lse,
                             const void* num_items, const void* items, const void* block_ids,
                             void* queue, void* arrived, void* sums, void* stats, int heads,

@@ -29,12 +29,17 @@ class DecodePart:
     """One launch over a step's decodes, padding included; its numbers lie in `entries`."""
 
     num_tokens: int
-    launch: str  # the same for every step: all that differs is in `entries`
+    launch: int  # where `entries` lie: all that differs from step to step is in them
     entries: Tensor  # int32 on the device: count, items, block ids
 
 
 class HopperDecodes:
-    """Plans and runs; owns the places where parts of a pair meet."""
+    """Plans and runs, on one stream; owns the places where parts of a pair meet.
+
+    The kernel reads keys and values while the kernel ahead of it still runs, all but the last tile
+    of each item. So since the last kernel that its successor waited for in full, nothing may have
+    written to the pool but each row's newest slot.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -92,7 +97,7 @@ class HopperDecodes:
         entries[first_id + len(ids) : num_entries] = 0
         buffers.send(host, num_entries)
         self._places_for(max_parts(rows.num_seqs * heads.num_kv_heads, self._num_ctas), heads)
-        return DecodePart(num_rows, "items", buffers.entries)
+        return DecodePart(num_rows, buffers.entries.data_ptr(), buffers.entries)
 
     def run(
         self,
@@ -160,7 +165,8 @@ class HopperDecodes:
             assert layer_kv.is_contiguous()
             num_blocks, _, block_size, num_kv_heads, head_dim = layer_kv.shape
             num_rows = num_blocks * 2 * block_size
-            self._maps[key] = pool_map(layer_kv.data_ptr(), num_rows, num_kv_heads * head_dim)
+            num_columns = num_kv_heads * head_dim
+            self._maps[key] = pool_map(layer_kv.data_ptr(), num_rows, num_columns, head_dim)
         return self._maps[key]
 
 

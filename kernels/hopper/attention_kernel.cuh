@@ -22,12 +22,10 @@ constexpr uint32_t kAllLanes = 0xFFFFFFFF;
 template <int kDim>
 struct AttentionTile {
     static constexpr int kPanels = kDim / kPanelColumns;
-    static constexpr int kBoxBytes = kBlockSlots * kPanelColumns * 2;  // a block's keys or values of a panel
+    static constexpr int kBoxBytes = 2 * kBlockSlots * kPanelColumns * 2;  // a block's keys, then values
     static constexpr int kPanelBytes = kTileBlocks * kBoxBytes;
-    static constexpr int kHalfBytes = kPanels * kPanelBytes;           // keys, or values
-    static constexpr int kStageBytes = 2 * kHalfBytes;
+    static constexpr int kStageBytes = kPanels * kPanelBytes;
     static constexpr int kStages = 96 * 1024 / kStageBytes;
-    static constexpr int kBoxesOfBlock = 2 * kPanels;
     static constexpr int kHalfDim = kDim / 2;
     static constexpr int kPitch = kHalfDim + 4;  // spreads 8 dims of 4 heads over all banks
     static constexpr int kWarpSums = kMaxGroup * kPitch;
@@ -74,23 +72,27 @@ class Feeder {
     __device__ __forceinline__ Feeder(const CUtensorMap* map, const AttentionParams& p,
                                       const AttentionRing& ring, StageNote* notes, int lane)
         : map_(map), p_(p), ring_(ring), notes_(notes), lane_(lane),
-          block_(lane / T::kBoxesOfBlock),
-          is_values_(lane / T::kPanels % 2),
+          block_(lane / T::kPanels),
           panel_(lane % T::kPanels),
           policy_(policy_evict_normal()) {}
 
     __device__ __forceinline__ void run() {
         int index = blockIdx.x;
         int number = number_of(index);  // there is room for it even if it is no item
+        prefetch_map(map_);
         const int num_items = *p_.num_items;
         while (index < num_items) {
-            feed(number);
-            // Until then an earlier launch may still use the queue.
+            // Until this launch's predecessor is done an earlier one may still use the queue.
+            const bool takes_early = has_waited_;
+            int next = takes_early ? take() : 0;
+            const int last_tile = (__shfl_sync(kAllLanes, number, 3) - 1) / kTileBlocks;
+            feed(number, 0, last_tile);
             wait_for_previous();
-            int next = 0;
-            if (lane_ == 0) next = gridDim.x + add_atomically(p_.queue, 1);
+            if (!takes_early) next = take();
             index = __shfl_sync(kAllLanes, next, 0);
-            if (index < num_items) number = number_of(index);
+            const int next_number = index < num_items ? number_of(index) : 0;
+            feed(number, last_tile, last_tile + 1);
+            number = next_number;
         }
         wait_for_previous();
         if (lane_ == 0) leave();
@@ -107,43 +109,44 @@ class Feeder {
         return lane_ < kItemNumbers ? p_.items[index * kItemNumbers + lane_] : 0;
     }
 
-    // All tiles of an item, of which every lane has a number.
-    __device__ __forceinline__ void feed(int number) {
+    // The next item of the queue, to lane 0.
+    __device__ __forceinline__ int take() const {
+        return lane_ == 0 ? static_cast<int>(gridDim.x) + add_atomically(p_.queue, 1) : 0;
+    }
+
+    // Tiles [first, end) of an item, of which every lane has a number. Before the wait for the kernel ahead
+    // only what that does not write: all but the row's last block, and so all but an item's last tile.
+    __device__ __forceinline__ void feed(int number, int first, int end) {
         const int head = __shfl_sync(kAllLanes, number, 1);
-        const int first_block = __shfl_sync(kAllLanes, number, 2);
         const int num_blocks = __shfl_sync(kAllLanes, number, 3);
-        const int part = __shfl_sync(kAllLanes, number, 5);
-        const int last_part =
-            __shfl_sync(kAllLanes, number, 6) + __shfl_sync(kAllLanes, number, 7) - 1;
-        const bool ends_row = part < 0 || part == last_part;
+        const int* ids = p_.block_ids + __shfl_sync(kAllLanes, number, 2);
         const int column = head * kDim + panel_ * kPanelColumns;
-        const int* ids = p_.block_ids + first_block;
-        const bool has_box = block_ < kTileBlocks;
-        int id = has_box && block_ < num_blocks ? ids[block_] : 0;
-        for (int start = 0; start < num_blocks; start += kTileBlocks) {
-            const int following = start + kTileBlocks + block_;
-            const int next_id = has_box && following < num_blocks ? ids[following] : 0;
-            // Only the newest slot is written by what runs just ahead of this kernel.
-            if (ends_row && start + kTileBlocks >= num_blocks) wait_for_previous();
+        int id = id_of(ids, first, num_blocks);
+        for (int tile = first; tile < end; ++tile) {
+            const int next_id = id_of(ids, tile + 1, num_blocks);
             wait_for_room();
-            const int here = num_blocks - start < kTileBlocks ? num_blocks - start : kTileBlocks;
+            const int left = num_blocks - tile * kTileBlocks;
+            const int here = left < kTileBlocks ? left : kTileBlocks;
             int* const note = reinterpret_cast<int*>(notes_ + slot_.stage);
             if (lane_ < kItemNumbers) note[lane_] = number;
-            if (lane_ == kItemNumbers) note[lane_] = start / kTileBlocks;
+            if (lane_ == kItemNumbers) note[lane_] = tile;
             __syncwarp();
             const uint32_t full = ring_.full(slot_.stage);
-            if (lane_ == 0) {
-                barrier_arrive_expect(full, here * T::kBoxesOfBlock * T::kBoxBytes);
-            }
-            if (has_box && block_ < here) {
-                const uint32_t stage = ring_.stages_start + slot_.stage * T::kStageBytes;
-                const uint32_t target = stage + is_values_ * T::kHalfBytes +
+            if (lane_ == 0) barrier_arrive_expect(full, here * T::kPanels * T::kBoxBytes);
+            if (block_ < here) {
+                const uint32_t target = ring_.stages_start + slot_.stage * T::kStageBytes +
                                         panel_ * T::kPanelBytes + block_ * T::kBoxBytes;
-                load_box(map_, column, (id * 2 + is_values_) * kBlockSlots, target, full, policy_);
+                load_box(map_, column, id * 2 * kBlockSlots, target, full, policy_);
             }
             slot_.advance(T::kStages);
             id = next_id;
         }
+    }
+
+    // The block of this lane's box.
+    __device__ __forceinline__ int id_of(const int* ids, int tile, int num_blocks) const {
+        const int block = tile * kTileBlocks + block_;
+        return block_ < kTileBlocks && block < num_blocks ? ids[block] : 0;
     }
 
     __device__ __forceinline__ void wait_for_previous() {
@@ -152,6 +155,7 @@ class Feeder {
     }
 
     __device__ __forceinline__ void wait_for_room() {
+        if (slot_.parity != 0) wait_for_previous();  // nor do consumers free a stage before
         barrier_wait(ring_.empty(slot_.stage), slot_.parity ^ 1);
         __syncwarp();
     }
@@ -170,7 +174,6 @@ class Feeder {
     AttentionSlot slot_;
     int lane_;
     int block_;  // of a tile: this lane's box
-    int is_values_;
     int panel_;
     uint64_t policy_;
     bool has_waited_ = false;
@@ -232,9 +235,9 @@ __device__ __forceinline__ void load_queries(uint32_t (&queries)[kDim / 16][2],
     }
 }
 
-// Address of 16 bytes of a row of a tile: 8 dims of a slot.
-__device__ __forceinline__ uint32_t tile_address(uint32_t half, int panel_bytes, int slot, int chunk) {
-    return half + chunk / 8 * panel_bytes + slot * 128 + ((chunk % 8) ^ (slot % 8)) * 16;
+// Address of 16 bytes of a block's box: 8 dims of a slot's key, or of slot - 16's value.
+__device__ __forceinline__ uint32_t box_address(uint32_t box, int panel_bytes, int slot, int chunk) {
+    return box + chunk / 8 * panel_bytes + slot * 128 + ((chunk % 8) ^ (slot % 8)) * 16;
 }
 
 // Both halves of a pair of slots that are there.
@@ -245,16 +248,15 @@ __device__ __forceinline__ uint32_t slots_there(int first, int num_slots) {
 // One block of `num_slots` slots added to a warp's sums.
 template <int kDim>
 __device__ __forceinline__ void attend(WarpSums<kDim>& sums, const uint32_t (&queries)[kDim / 16][2],
-                                       uint32_t stage, int first_slot, int num_slots,
-                                       float scale_log2, int lane) {
+                                       uint32_t box, int num_slots, float scale_log2, int lane) {
     using T = AttentionTile<kDim>;
     const int matrix = lane / 8, matrix_row = lane % 8;
     float scores[2][4] = {};  // two chains of products; [slot lane / 4 and + 8][head 2 (lane % 4) and + 1]
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
         uint32_t keys[4];
-        load_rows(keys, tile_address(stage, T::kPanelBytes, first_slot + matrix % 2 * 8 + matrix_row,
-                                     step * 2 + matrix / 2));
+        load_rows(keys, box_address(box, T::kPanelBytes, matrix % 2 * 8 + matrix_row,
+                                    step * 2 + matrix / 2));
         multiply_slim(scores[step % 2], keys, queries[step]);
     }
     float weights[4];
@@ -286,9 +288,9 @@ __device__ __forceinline__ void attend(WarpSums<kDim>& sums, const uint32_t (&qu
 #pragma unroll
     for (int tile = 0; tile < kDim / 16; ++tile) {
         uint32_t values[4];
-        load_transposed(values,
-                        tile_address(stage + T::kHalfBytes, T::kPanelBytes,
-                                     first_slot + matrix / 2 * 8 + matrix_row, tile * 2 + matrix % 2));
+        load_transposed(values, box_address(box, T::kPanelBytes,
+                                            kBlockSlots + matrix / 2 * 8 + matrix_row,
+                                            tile * 2 + matrix % 2));
         // A slot never written may hold NaN, which no weight of 0 makes harmless.
         if (num_slots < kBlockSlots) {
 #pragma unroll
@@ -334,22 +336,35 @@ template <int kDim>
 __device__ __forceinline__ void add_parts(const AttentionParams& p, const AttentionItem& item,
                                           int thread) {
     constexpr int kQuads = kDim / 4;
+    constexpr int kAtOnce = 8;  // loads under way together
     for (int index = thread; index < p.group * kQuads; index += kAttentionConsumers) {
         const int member = index / kQuads, dim = index % kQuads * 4;
-        const float* const stats = p.stats + (item.first_part * p.group + member) * 2;
-        const float* const sums = p.sums + (item.first_part * p.group + member) * kDim + dim;
-        float maximum = -INFINITY;
-        for (int part = 0; part < item.num_parts; ++part) {
-            maximum = fmaxf(maximum, load_two_from_l2(stats + part * p.group * 2).x);
-        }
-        float weights = 0.0f;
+        const float* stats = p.stats + (item.first_part * p.group + member) * 2;
+        const float* sums = p.sums + (item.first_part * p.group + member) * kDim + dim;
+        float maximum = -INFINITY, weights = 0.0f;
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 4
-        for (int part = 0; part < item.num_parts; ++part) {
-            const float2 own = load_two_from_l2(stats + part * p.group * 2);
-            const float factor = exp2_fast(own.x - maximum);
-            weights += own.y * factor;
-            add_scaled(sum, load_float4_from_l2(sums + part * p.group * kDim), factor);
+        for (int first = 0; first < item.num_parts; first += kAtOnce) {
+            float2 own[kAtOnce];
+            float4 more[kAtOnce];
+            float largest = maximum;
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                const int part = first + i < item.num_parts ? first + i : first;
+                own[i] = load_two_from_l2(stats + part * p.group * 2);
+                more[i] = load_float4_from_l2(sums + part * p.group * kDim);
+            }
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) largest = fmaxf(largest, own[i].x);
+            const float kept = exp2_fast(maximum - largest);
+            maximum = largest;
+            weights *= kept;
+            sum = make_float4(sum.x * kept, sum.y * kept, sum.z * kept, sum.w * kept);
+#pragma unroll
+            for (int i = 0; i < kAtOnce; ++i) {
+                const float factor = first + i < item.num_parts ? exp2_fast(own[i].x - maximum) : 0.0f;
+                weights += own[i].y * factor;
+                add_scaled(sum, more[i], factor);
+            }
         }
         store_out<kDim>(p, item.row, item.head, member, dim, sum, weights);
         if (dim == 0) store_lse(p, item.row, item.head, member, maximum, weights);
@@ -419,13 +434,11 @@ __device__ __forceinline__ void finish_item(WarpSums<kDim>& sums, const Attentio
         named_sync(kAttentionConsumers);
     }
     if (item.part < 0) return;
-    order_writes();
-    named_sync(kAttentionConsumers);
+    // The barrier above brings all threads' stores before thread 0's arrival, which orders them.
     if (thread == 0) {
-        const int arrived = add_atomically(p.arrived + item.first_part, 1);
+        const int arrived = arrive_in_memory(p.arrived + item.first_part);
         meeting.is_last = arrived == item.num_parts - 1;
         if (meeting.is_last) p.arrived[item.first_part] = 0;
-        order_writes();
     }
     named_sync(kAttentionConsumers);
     if (meeting.is_last) add_parts<kDim>(p, item, thread);
@@ -451,8 +464,9 @@ __device__ __forceinline__ void consume_items(const AttentionParams& p, const At
         const int block = note.tile * kTileBlocks + warp;
         if (block < note.item.num_blocks) {
             const bool is_last = block == note.item.num_blocks - 1;
-            attend<kDim>(sums, queries, ring.stages_start + slot.stage * T::kStageBytes,
-                         warp * kBlockSlots, is_last ? note.item.last_slots : kBlockSlots,
+            const uint32_t box =
+                ring.stages_start + slot.stage * T::kStageBytes + warp * T::kBoxBytes;
+            attend<kDim>(sums, queries, box, is_last ? note.item.last_slots : kBlockSlots,
                          p.scale_log2, lane);
         }
         __syncwarp();

@@ -55,7 +55,15 @@ __device__ __forceinline__ int add_atomically(int* counter, int value) {
     return atomicAdd(counter, value);
 }
 
-// What this thread wrote is seen by whoever sees what it writes next.
-__device__ __forceinline__ void order_writes() { __threadfence(); }
+// Counts one more, and says how many there were. What was written before is seen by who comes later, and
+// what they wrote is seen behind it.
+__device__ __forceinline__ int arrive_in_memory(int* counter) {
+    int before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(counter)
+                 : "memory");
+    return before;
+}
 
 }  // namespace zl

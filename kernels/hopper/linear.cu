@@ -230,15 +230,17 @@ int zl_weight_map(void* map, const void* weight, int rows, int columns) {
     return code;
 }
 
-// As zl_weight_map, of keys and values as the attention kernel reads them: [rows, columns], bf16, in boxes of
-// 16 rows, a block's slots.
-int zl_pool_map(void* map, const void* pool, int rows, int columns) {
-    constexpr int kBlockSlots = 16;
-    const bool shape = rows > 0 && columns > 0 && rows % kBlockSlots == 0 && columns % kBlockK == 0;
+// As zl_weight_map, of a layer's pool as the attention kernel reads it: [rows, columns], bf16, a block's 16 keys,
+// then its 16 values, heads of head_dim side by side; in boxes of a block.
+int zl_pool_map(void* map, const void* pool, int rows, int columns, int head_dim) {
+    constexpr int kBlockRows = 32;
+    const bool shape = rows > 0 && columns > 0 && rows % kBlockRows == 0 && columns % kBlockK == 0;
     if (!shape) return kBadShape;
     alignas(64) CUtensorMap made;
-    const int code = encode_map(&made, pool, rows, columns, columns, kBlockSlots,
-                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+    // No more at a time than one head has in a row: its neighbours are read at another time.
+    const auto promotion = head_dim < 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                          : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+    const int code = encode_map(&made, pool, rows, columns, columns, kBlockRows, promotion);
     if (code == kOk) std::memcpy(map, &made, sizeof(made));
     return code;
 }

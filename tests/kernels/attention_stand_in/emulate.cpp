@@ -31,7 +31,7 @@ extern "C" int emulate(const void* pool, int num_blocks, const void* q, int q_st
                               q_stride, heads, group, scale_log2};
     params = &all;
     map = {static_cast<const uint16_t*>(pool), int64_t(num_blocks) * 2 * kBlockSlots, heads * dim,
-           heads * dim, kBlockSlots};
+           heads * dim, 2 * kBlockSlots};
     if (num_ctas > kMaxCtas) return 2;
     if (dim == 64) {
         body = [] { attention_kernel<64>(map, *params); };
