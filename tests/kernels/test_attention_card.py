@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from zipage_lang.kernels import flashinfer_module
+from zipage_lang.kernels import flashinfer_module, fused_ops
 from zipage_lang.kernels.attention import FlashInferAttention
 from zipage_lang.kernels.backend import AttentionBatch
 from zipage_lang.kernels.flashinfer_module import Heads
@@ -251,4 +251,45 @@ def test_our_decodes_in_a_graph_equal_those_with_waits_between_kernels(num_rows)
     found = replayed(work, q, inputs)
     for value, made in zip(inputs, found, strict=True):
         q.copy_(value)
+        assert torch.equal(work(torch.cuda.synchronize), made)
+
+
+@pytest.mark.parametrize("num_rows", [1, 6, 40, 130])
+def test_our_decodes_read_the_slot_that_the_kernel_ahead_has_just_written(num_rows):
+    """As in a layer: K and V stored, attention, a product; new lengths at each end of a tile."""
+    rng, shape, pool_blocks = random.Random(num_rows), Heads(32, 8, 128, 16), 12_000
+    kv_lens = [64 * rng.randrange(1, 20) + rng.choice([-1, 0, 1, 2]) for _ in range(num_rows)]
+    batch = make_batch(rng, [1] * num_rows, kv_lens, 16, pool_blocks)
+    _, layer_kv = make_tensors(shape, pool_blocks, 1)
+    kernels = FlashInferAttention(torch.device(CARD), torch.bfloat16)
+    plan = GraphDecode(kernels, shape, max_rows=num_rows, max_blocks=90).plan(batch, num_rows)
+    last = torch.tensor([(kv_len - 1) // 16 for kv_len in kv_lens])
+    blocks = batch.block_tables.gather(1, last[:, None])[:, 0].long()
+    slots = (blocks * 16 + torch.tensor([(kv_len - 1) % 16 for kv_len in kv_lens])).to(CARD)
+    angles = torch.rand(num_rows, 64, device=CARD)
+    norm = torch.ones(128, device=CARD).bfloat16()
+    merged, out_proj = (
+        HopperLinear(torch.randn(*size, device=CARD).bfloat16() / 64, None, gated=False)
+        for size in ((6144, 4096), (4096, 4096))
+    )
+    x = torch.randn(num_rows, 4096, device=CARD).bfloat16()
+
+    def work(between=lambda: None):
+        made = x
+        for _ in range(4):
+            qkv = merged(made)
+            between()
+            rotation = angles.cos(), angles.sin()
+            q = fused_ops.qk_norm_rope_store(qkv, norm, norm, 1e-6, *rotation, layer_kv, slots)
+            between()
+            out, _ = kernels.attention(q, layer_kv, plan, SCALE, need_lse=False)
+            between()
+            made = out_proj(out.flatten(1))
+            between()
+        return made
+
+    inputs = [torch.randn_like(x) for _ in range(20)]
+    found = replayed(work, x, inputs)
+    for value, made in zip(inputs, found, strict=True):
+        x.copy_(value)
         assert torch.equal(work(torch.cuda.synchronize), made)
