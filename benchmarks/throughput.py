@@ -57,6 +57,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--no-grouping", action="store_true", help="only the attention launches that serve any step"
     )
+    parser.add_argument(
+        "--flashinfer-decodes", action="store_true", help="decodes, too, by FlashInfer's kernels"
+    )
     parser.add_argument("--deterministic", action="store_true", help="strict mode")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--steps", type=int, help="end after this many measured steps")
@@ -69,6 +72,8 @@ def parse_arguments() -> argparse.Namespace:
 def make_engine(options: argparse.Namespace) -> Engine:
     if options.no_grouping:
         switch_off_second_launches()
+    if options.flashinfer_decodes:
+        switch_off_own_decodes()
     config = EngineConfig.from_options(
         model=options.model,
         load_format="dummy",
@@ -98,6 +103,13 @@ def switch_off_second_launches() -> None:
     from zipage_lang.kernels.graph_decode import GraphDecode
 
     GraphDecode.can_group = GraphDecode.can_read_whole = lambda *_: False
+
+
+def switch_off_own_decodes() -> None:
+    """No option of the engine either: our kernel attends wherever it is made for the shape."""
+    from zipage_lang.kernels.attention import FlashInferAttention
+
+    FlashInferAttention.hopper_for = lambda *_: None
 
 
 def warm_up(engine: Engine) -> None:
@@ -259,6 +271,7 @@ def main() -> None:
         "deterministic": options.deterministic,
         "prefix_cache": not options.no_prefix_cache,
         "grouping": not options.no_grouping,
+        "own_decodes": not options.flashinfer_decodes,
         "num_query_slots": engine.limits.num_query_slots,
         "start_up_s": start_up_s,
         "limit_tok_s": memory_limit,

@@ -1,8 +1,8 @@
 """A decode step of 128 requests at 2,304 resident tokens, against what copy bandwidth allows.
 
-    python3 benchmarks/card/decode_step.py [rows] [kv_len]
+    python3 benchmarks/card/decode_step.py [rows] [kv_len] [--flashinfer]
 
-Ends in one JSON line. Knows nothing of the scheduler.
+With `--flashinfer` its kernels attend, not ours. Ends in one JSON line. Knows nothing of the scheduler.
 """
 
 import json
@@ -13,6 +13,8 @@ import torch
 from model_step import time_model
 from timing import event_ms
 
+from zipage_lang.kernels.attention import FlashInferAttention
+
 
 def copy_rate() -> float:
     """Bytes read and written a second; its memory is free again afterwards."""
@@ -22,7 +24,10 @@ def copy_rate() -> float:
 
 
 def main() -> None:
-    num_rows, kv_len = (int(word) for word in (sys.argv[1:] or ["128", "2304"]))
+    words = [word for word in sys.argv[1:] if word != "--flashinfer"]
+    num_rows, kv_len = (int(word) for word in (words or ["128", "2304"]))
+    if len(words) < len(sys.argv) - 1:
+        FlashInferAttention.hopper_for = lambda *_: None
     copy = copy_rate()
     print(f"copy {copy / 1e12:.3f} TB/s")
     report: dict[str, Any] = {}
