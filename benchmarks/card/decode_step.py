@@ -2,7 +2,8 @@
 
     python3 benchmarks/card/decode_step.py [rows] [kv_len] [--flashinfer]
 
-With `--flashinfer` its kernels attend, not ours. Ends in one JSON line. Knows nothing of the scheduler.
+With `--flashinfer` its kernels attend, not ours. Ends in one JSON line. Knows nothing of the
+scheduler.
 """
 
 import json
