@@ -2,6 +2,7 @@
 
 A pair is one row and one KV head. The card takes items in order, `num_ctas` at a time, so pairs
 that don't fill its last round are cut into parts, and so is a pair much longer than the others.
+Where and how finely was measured on an H200 (BENCHMARKS.md); nothing depends on it but speed.
 Knows nothing of kernels, devices or blocks' numbers.
 """
 
@@ -12,11 +13,20 @@ import numpy as np
 TILE_BLOCKS = 4  # blocks of 16 slots that the kernel reads at a time; parts begin at whole tiles
 ITEM_NUMBERS = 8
 LONG_PAIR = 2  # times the mean: such a pair is always cut
-# What a part costs beside its tiles, in tiles: its first loads' latency and the meeting of sums.
-PART_TILES = 1.5
 MIN_PART_TILES = 2
-MAX_PART_ROUNDS = 4  # of parts that share the work of a last round
+MAX_PART_ROUNDS = 8  # of parts that share the work of a cut round
 WHOLE = -1
+
+# Pairs of one round: what a size of parts costs, in tiles.
+PART_TILES = 1.0  # beside its own tiles: the meeting of sums
+IDLE_SHARE = 0.3  # of a part: how much later than the others the last CTA is done
+
+# Pairs of more rounds. Up to so many, all behind the first round are cut into parts of so many tiles.
+SECOND_ROUND, SECOND_TILES = 2.0, 6
+THIRD_ROUND, THIRD_TILES = 2.6, 12
+# With more, the last round is cut unless more of it than this is filled.
+CUT_FILL = 0.6
+LAST_TILES = 12
 
 
 class DecodeItems(NamedTuple):
@@ -42,11 +52,12 @@ def divide(
     num_blocks = -(-kv_lens // block_size)  # [num_rows]
     tiles = -(-num_blocks // TILE_BLOCKS)  # [num_rows]
     num_rows = len(kv_lens)
-    counts = part_counts(np.tile(tiles, num_kv_heads), num_ctas)  # [num_pairs], head by head
+    # Row by row, so that what lies together in memory is read at about the same time.
+    counts = part_counts(np.repeat(tiles, num_kv_heads), num_ctas)  # [num_pairs]
     pair = np.repeat(np.arange(len(counts)), counts)  # [num_items]
     firsts = np.cumsum(counts) - counts  # [num_pairs]
     within = np.arange(len(pair)) - firsts[pair]  # which part of its pair
-    row, head = pair % max(num_rows, 1), pair // max(num_rows, 1)
+    row, head = np.divmod(pair, num_kv_heads)
     first_tile = tiles[row] * within // counts[pair]
     end_tile = tiles[row] * (within + 1) // counts[pair]
     first_block = first_tile * TILE_BLOCKS
@@ -75,7 +86,7 @@ def divide(
 
 def max_parts(num_pairs: int, num_ctas: int) -> int:
     """No more parts than this need a place at once."""
-    return num_pairs + (MAX_PART_ROUNDS + 3) * num_ctas
+    return 2 * num_pairs + (MAX_PART_ROUNDS + 1) * num_ctas
 
 
 def part_counts(tiles: np.ndarray, num_ctas: int) -> np.ndarray:
@@ -89,19 +100,42 @@ def part_counts(tiles: np.ndarray, num_ctas: int) -> np.ndarray:
     share = -(-int(tiles.sum()) // num_ctas)  # parts finer than this leave no CTA less to do
     longest = max(int(LONG_PAIR * float(tiles.mean())), MIN_PART_TILES, share)
     counts = -(-tiles // longest)  # [num_pairs]
-    num_rounds, left = divmod(int(counts.sum()), num_ctas)
-    if left == 0:
-        return counts
-    # The pairs whose items begin in the last round, which they don't fill.
-    begins = np.cumsum(counts) - counts  # [num_pairs]
-    is_last = begins >= num_rounds * num_ctas
-    last = tiles[is_last]
-    if len(last):
-        sizes = np.unique(-(-int(last.max()) // np.arange(1, 1 + num_ctas)))  # tiles of a part
-        sizes = sizes[sizes >= min(MIN_PART_TILES, int(last.max()))]
-        items = (-(-last[:, None] // sizes)).sum(0)  # [num_sizes]
-        rounds = -(-items // num_ctas)  # [num_sizes]
-        costs = np.where(rounds <= MAX_PART_ROUNDS, rounds * (sizes + PART_TILES), np.inf)
-        size = int(sizes[len(sizes) - 1 - int(costs[::-1].argmin())])
-        counts[is_last] = np.maximum(counts[is_last], -(-last // size))
+    first, size = _cut_from(tiles, counts, num_ctas)
+    counts[first:] = np.maximum(counts[first:], -(-tiles[first:] // size))
     return counts
+
+
+def _cut_from(tiles: np.ndarray, counts: np.ndarray, num_ctas: int) -> tuple[int, int]:
+    """From which pair on pairs are cut, and into parts of how many tiles."""
+    rounds = int(counts.sum()) / num_ctas
+    if rounds <= 1:
+        return 0, _best_size(tiles, num_ctas)
+    begins = np.cumsum(counts) - counts  # [num_pairs]: items ahead of each
+    if rounds <= THIRD_ROUND:
+        kept, size = 1, SECOND_TILES if rounds <= SECOND_ROUND else THIRD_TILES
+    elif 0 < rounds % 1 <= CUT_FILL:
+        kept, size = int(rounds), LAST_TILES
+    else:
+        return len(tiles), 1
+    first = int(np.searchsorted(begins, kept * num_ctas))
+    return first, max(size, _least_size(int(tiles[first:].sum()), num_ctas))
+
+
+def _least_size(num_tiles: int, num_ctas: int) -> int:
+    """Parts of so many tiles are no more than MAX_PART_ROUNDS rounds, and one a pair."""
+    return max(-(-num_tiles // (MAX_PART_ROUNDS * num_ctas)), MIN_PART_TILES)
+
+
+def _best_size(tiles: np.ndarray, num_ctas: int) -> int:
+    """The size of parts with which pairs that fill no round are done first, in tiles."""
+    longest, total = int(tiles.max()), int(tiles.sum())
+    sizes = np.unique(-(-longest // np.arange(1, 1 + num_ctas)))  # [num_sizes], rising
+    sizes = sizes[sizes >= min(_least_size(total, num_ctas), longest)]
+    items = (-(-tiles[:, None] // sizes)).sum(0)  # [num_sizes]
+    rounds = items / num_ctas  # [num_sizes]
+    even = total / num_ctas + PART_TILES * rounds + IDLE_SHARE * sizes
+    # CTAs that have no item leave their bandwidth to the others, but not all of it can be used.
+    alone = sizes * (1 + np.minimum(rounds, 1)) / 2 + PART_TILES
+    in_step = np.ceil(rounds) * (sizes + PART_TILES)
+    costs = np.where(rounds <= 1, alone, np.where(rounds > 2, np.minimum(even, in_step), even))
+    return int(sizes[len(sizes) - 1 - int(costs[::-1].argmin())])

@@ -166,7 +166,7 @@ class HopperDecodes:
             num_blocks, _, block_size, num_kv_heads, head_dim = layer_kv.shape
             num_rows = num_blocks * 2 * block_size
             num_columns = num_kv_heads * head_dim
-            self._maps[key] = pool_map(layer_kv.data_ptr(), num_rows, num_columns, head_dim)
+            self._maps[key] = pool_map(layer_kv.data_ptr(), num_rows, num_columns)
         return self._maps[key]
 
 

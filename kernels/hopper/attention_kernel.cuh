@@ -73,8 +73,7 @@ class Feeder {
                                       const AttentionRing& ring, StageNote* notes, int lane)
         : map_(map), p_(p), ring_(ring), notes_(notes), lane_(lane),
           block_(lane / T::kPanels),
-          panel_(lane % T::kPanels),
-          policy_(policy_evict_normal()) {}
+          panel_(lane % T::kPanels) {}
 
     __device__ __forceinline__ void run() {
         int index = blockIdx.x;
@@ -136,7 +135,7 @@ class Feeder {
             if (block_ < here) {
                 const uint32_t target = ring_.stages_start + slot_.stage * T::kStageBytes +
                                         panel_ * T::kPanelBytes + block_ * T::kBoxBytes;
-                load_box(map_, column, id * 2 * kBlockSlots, target, full, policy_);
+                load_box(map_, column, id * 2 * kBlockSlots, target, full);
             }
             slot_.advance(T::kStages);
             id = next_id;
@@ -175,7 +174,6 @@ class Feeder {
     int lane_;
     int block_;  // of a tile: this lane's box
     int panel_;
-    uint64_t policy_;
     bool has_waited_ = false;
 };
 

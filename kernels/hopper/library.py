@@ -29,7 +29,7 @@ _SIGNATURES: dict[str, tuple[list[type], type]] = {
         ],
         _int,
     ),
-    "zl_pool_map": ([_pointer, _pointer, _int, _int, _int], _int),
+    "zl_pool_map": ([_pointer, _pointer, _int, _int], _int),
     "zl_max_clusters": ([_int] * 4, _int),
     "zl_attention": (
         [
@@ -120,8 +120,8 @@ def weight_map(address: int, num_rows: int, num_columns: int) -> TensorMap:
     return made
 
 
-def pool_map(address: int, num_rows: int, num_columns: int, head_dim: int) -> TensorMap:
+def pool_map(address: int, num_rows: int, num_columns: int) -> TensorMap:
     """Of a layer's keys and values at `address`: bfloat16 [num_rows, num_columns], contiguous."""
     made = TensorMap()
-    check(load().zl_pool_map(made.address, address, num_rows, num_columns, head_dim))
+    check(load().zl_pool_map(made.address, address, num_rows, num_columns))
     return made

@@ -225,22 +225,21 @@ int zl_weight_map(void* map, const void* weight, int rows, int columns) {
     if (!shape) return kBadShape;
     alignas(64) CUtensorMap made;
     const int code = encode_map(&made, weight, rows, columns, columns, kGroupM,
-                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+                                CU_TENSOR_MAP_L2_PROMOTION_NONE);
     if (code == kOk) std::memcpy(map, &made, sizeof(made));
     return code;
 }
 
 // As zl_weight_map, of a layer's pool as the attention kernel reads it: [rows, columns], bf16, a block's 16 keys,
-// then its 16 values, heads of head_dim side by side; in boxes of a block.
-int zl_pool_map(void* map, const void* pool, int rows, int columns, int head_dim) {
+// then its 16 values, heads side by side; in boxes of a block. L2 is asked for no more than a box's row: with
+// 256 bytes at a time the kernel loses a tenth of bandwidth (BENCHMARKS.md).
+int zl_pool_map(void* map, const void* pool, int rows, int columns) {
     constexpr int kBlockRows = 32;
     const bool shape = rows > 0 && columns > 0 && rows % kBlockRows == 0 && columns % kBlockK == 0;
     if (!shape) return kBadShape;
     alignas(64) CUtensorMap made;
-    // No more at a time than one head has in a row: its neighbours are read at another time.
-    const auto promotion = head_dim < 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
-                                          : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
-    const int code = encode_map(&made, pool, rows, columns, columns, kBlockRows, promotion);
+    const int code = encode_map(&made, pool, rows, columns, columns, kBlockRows,
+                                CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
     if (code == kOk) std::memcpy(map, &made, sizeof(made));
     return code;
 }

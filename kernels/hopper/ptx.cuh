@@ -95,6 +95,17 @@ __device__ __forceinline__ void load_box(const CUtensorMap* map, int column, int
         : "memory");
 }
 
+// As load_box, with nothing said about how long L2 keeps it. To ask for evict_normal in so many words costs
+// up to 8% of bandwidth (BENCHMARKS.md).
+__device__ __forceinline__ void load_box(const CUtensorMap* map, int column, int row,
+                                         uint32_t target, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%2, %3}], [%4];" ::"r"(target),
+        "l"(map), "r"(column), "r"(row), "r"(barrier)
+        : "memory");
+}
+
 // As load_box, into the same offset of every CTA in `ranks`, and onto each one's own barrier.
 __device__ __forceinline__ void load_box_into(uint16_t ranks, const CUtensorMap* map, int column,
                                               int row, uint32_t target, uint32_t barrier,

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from zipage_lang.kernels.decode_items import (
     ITEM_NUMBERS,
+    LAST_TILES,
     TILE_BLOCKS,
     WHOLE,
     divide,
@@ -73,12 +74,12 @@ def test_equal_rows_leave_the_card_idle_for_less_than_whole_pairs_would(num_rows
     ideal, whole = tiles.sum() / 264, rounds_of(tiles, np.ones_like(counts), 264)
     found = rounds_of(tiles, counts, 264)
     assert found <= whole
-    assert found <= ideal + 7, (found, ideal, counts[-1])
+    assert found <= ideal + LAST_TILES + 1, (found, ideal, counts[-1])
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    tiles=st.lists(st.sampled_from([1, 2, 3, 20, 40, 1500]), min_size=1, max_size=300),
+    tiles=st.lists(st.sampled_from([1, 2, 3, 20, 40, 1500, 20000]), min_size=1, max_size=300),
     num_ctas=st.sampled_from([1, 3, 64, 264]),
 )
 def test_parts_never_need_more_places_than_are_kept(tiles, num_ctas):
@@ -90,7 +91,24 @@ def test_parts_never_need_more_places_than_are_kept(tiles, num_ctas):
 
 def test_full_rounds_are_not_cut():
     assert (part_counts(np.full(264, 30), 264) == 1).all()
-    assert (part_counts(np.full(528, 30), 264) == 1).all()
+    assert (part_counts(np.full(3 * 264, 30), 264) == 1).all()
+    assert (part_counts(np.full(4 * 264 - 20, 30), 264) == 1).all()
+
+
+def test_in_two_rounds_all_behind_the_first_are_cut():
+    counts = part_counts(np.full(2 * 264 - 20, 36), 264)
+    assert counts.tolist() == [1] * 264 + [6] * 244
+
+
+def test_a_round_of_few_long_pairs_is_cut_however_many_are_ahead():
+    counts = part_counts(np.full(3 * 264 + 8, 1500), 264)
+    assert (counts[: 3 * 264] == 1).all()
+    assert counts[3 * 264 :].sum() > 264
+
+
+def test_items_go_row_by_row_so_that_heads_side_by_side_in_memory_are_read_together():
+    items = divide(np.array([40, 900, 64], dtype=np.int32), 4, 12, 0, 16)
+    assert items.numbers[:, :2].tolist() == sorted(items.numbers[:, :2].tolist())
 
 
 def test_a_pair_much_longer_than_the_others_is_cut_wherever_it_stands():

@@ -152,7 +152,7 @@ def test_decodes_equal_float64(emulated, case, num_ctas):
 
 
 def test_parts_and_whole_pairs_lie_side_by_side(emulated):
-    decodes = Decodes([260, 250, 240, 270, 255], 1, 4, 64)
+    decodes = Decodes([620, 600, 580, 640, 610], 1, 4, 64)
     out, lses, items = decodes.run(emulated, 4)
     assert {1} < set(items.numbers[:, 7].tolist())
     assert_right(decodes, out, lses)

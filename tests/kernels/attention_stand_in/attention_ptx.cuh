@@ -5,7 +5,6 @@
 
 namespace zl {
 
-inline uint64_t policy_evict_normal() { return 0; }
 inline void barrier_arrive(uint32_t barrier) { barrier_arrive_at(barrier, own_cta()); }
 inline float exp2_fast(float value) { return exp2f(value); }
 inline int add_atomically(int* counter, int value) {

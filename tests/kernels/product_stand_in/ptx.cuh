@@ -225,7 +225,7 @@ inline void load_box_into(uint16_t ranks, const CUtensorMap* map, int column, in
     }
 }
 inline void load_box(const CUtensorMap* map, int column, int row, uint32_t target,
-                     uint32_t barrier, uint64_t policy) {
+                     uint32_t barrier, uint64_t policy = 0) {
     load_box_into(1 << own_cta(), map, column, row, target, barrier, policy);
 }
 
