@@ -14,6 +14,9 @@ from zipage_lang.runtime.kv_compressor import KVCompressor
 from zipage_lang.runtime.step_plan import Compaction
 
 
+MAX_AWAITED = 8  # of one launch: beside a step they end before it does
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Batch:
     idents: tuple[int, ...]
@@ -22,12 +25,14 @@ class _Batch:
 
 class Compactor:
     """Ordered by events, with no wait on the host: a batch starts behind what is on the current
-    stream when it is launched, and what is launched there afterwards does not wait for it."""
+    stream when it is launched, and what is launched there afterwards does not wait for it, unless
+    `go_on_behind` is asked."""
 
     def __init__(self, compressor: KVCompressor, device: torch.device) -> None:
         self._compressor = compressor
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._batches: deque[_Batch] = deque()
+        self._awaited: deque[Span] = deque()  # told as done, perhaps not over yet
         self.clock = DeviceClock()
 
     def launch(self, compactions: tuple[Compaction, ...]) -> frozenset[int]:
@@ -50,8 +55,21 @@ class Compactor:
         self._batches.append(_Batch(idents, (start, end)))
         return failed_rows
 
+    def go_on_behind(self) -> tuple[int, ...]:
+        """Those launched last, as done: what is launched on the current stream from now on waits
+        for them there. None where they are many, since others would have to wait, too."""
+        if len(self._batches) != 1 or len(self._batches[0].idents) > MAX_AWAITED:
+            return ()
+        batch = self._batches.popleft()
+        if batch.span is not None:
+            torch.cuda.current_stream().wait_event(batch.span[1])
+            self._awaited.append(batch.span)
+        return batch.idents
+
     def take_done(self) -> tuple[int, ...]:
         """Those that are done and have not been told yet."""
+        while self._awaited and self._awaited[0][1].query():
+            self.clock.add(self._awaited.popleft())
         done: list[int] = []
         while self._batches and _is_done(self._batches[0]):
             batch = self._batches.popleft()
@@ -62,9 +80,10 @@ class Compactor:
 
     def wait(self) -> tuple[int, ...]:
         """As `take_done`, but waits for all."""
-        for batch in self._batches:
-            if batch.span is not None:
-                batch.span[1].synchronize()
+        spans = [*self._awaited, *(batch.span for batch in self._batches)]
+        for span in spans:
+            if span is not None:
+                span[1].synchronize()
         return self.take_done()
 
 

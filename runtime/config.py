@@ -129,7 +129,7 @@ class SchedulerConfig:
     )
     order: Order = documented("fcfs", "lpm: longest cached prefix first")
     turn_len: int = documented(
-        1024, "tokens drawn per turn; the displaced of an earlier turn go first"
+        512, "tokens drawn per turn; the displaced of an earlier turn go first"
     )
     growth_reserve: int = documented(
         256, "tokens a running request may grow before new ones get the memory"

@@ -239,6 +239,7 @@ class Engine:
     def _launch_next(self) -> bool:
         """Plan and launch a step. False when there is nothing to do but wait for results."""
         started = time.perf_counter()
+        self.scheduler.note_compacted(self.runner.go_on_behind_compactions())
         plan = self.scheduler.schedule()
         planned = time.perf_counter()
         self.times.scheduling_s += planned - started

@@ -49,6 +49,12 @@ class _Losses:
     block_ids: set[int] = dataclasses.field(default_factory=set)  # not filled as the plan says
     host_ids: set[int] = dataclasses.field(default_factory=set)
 
+    def note_rows_of(self, updates: Sequence[BlockUpdate]) -> None:
+        """Rows that were given lost blocks in this step are lost with them."""
+        if self.block_ids:
+            lost = (update for update in updates if not self.block_ids.isdisjoint(update.block_ids))
+            self.rows.update(update.row for update in lost)
+
 
 class ModelRunner:
     """Owns no policy: the order of a step is the order that `step_plan` documents."""
@@ -113,10 +119,10 @@ class ModelRunner:
         self._set_up_rows(plan.row_setups, losses)
         for update in plan.block_updates:
             self._tables.update(update)
-            if losses.block_ids and not losses.block_ids.isdisjoint(update.block_ids):
-                losses.rows.add(update.row)
+        losses.note_rows_of(plan.block_updates)
         self._compact(plan, losses)
         chunks = self._chunks.run(plan.chunks, losses.rows) if plan.chunks else ChunkResults()
+        self._bring_back(plan, losses)
         num_refusals = self._retries.num_refusals - num_refusals
         trouble = self._trouble(plan, num_refusals, losses) if num_refusals else None
         span = None if start is None else (start, timed_event())
@@ -134,6 +140,14 @@ class ModelRunner:
             prompt_logprobs=launched.chunks.prompt_logprobs,
             done_compactions=self._compactor.take_done(),
         )
+
+    def go_on_behind_compactions(self) -> tuple[int, ...]:
+        """Compactions that count as done from now on: the next step waits for them on the device.
+
+        Few run beside the step they were launched with, and end before it does; so their requests
+        miss no step but that one.
+        """
+        return self._compactor.go_on_behind()
 
     def wait_for_compactions(self) -> tuple[int, ...]:
         """Wait until all that were launched are done; those that `collect` has not told yet."""
@@ -179,19 +193,25 @@ class ModelRunner:
         def lose_copies(copies: Sequence[BlockCopy]) -> None:
             losses.block_ids.update(copy.dst for copy in copies)
 
+        if plan.swap_outs:
+            self._retries.run(plan.swap_outs, self._host_swap.swap_out, halved, lose_host)
+        if plan.block_copies:
+            self._retries.run(plan.block_copies, self._copy_blocks, halved, lose_copies)
+
+    def _bring_back(self, plan: StepPlan, losses: _Losses) -> None:
+        """Behind the step's own work, so that the copies' way over the bus is beside it."""
+        if not plan.swap_ins:
+            return
+
         def lose_blocks(swaps: Sequence[BlockSwap]) -> None:
             losses.block_ids.update(swap.block_id for swap in swaps)
 
-        swap, run, swap_ins = self._host_swap, self._retries.run, plan.swap_ins
-        if plan.swap_outs:
-            run(plan.swap_outs, swap.swap_out, halved, lose_host)
-        if losses.host_ids:  # what did not get there does not come back
-            lose_blocks([item for item in swap_ins if item.host_id in losses.host_ids])
-            swap_ins = tuple(item for item in swap_ins if item.host_id not in losses.host_ids)
-        if plan.block_copies:
-            run(plan.block_copies, self._copy_blocks, halved, lose_copies)
-        if swap_ins:
-            run(swap_ins, swap.swap_in, halved, lose_blocks)
+        # What did not get there does not come back.
+        there = tuple(swap for swap in plan.swap_ins if swap.host_id not in losses.host_ids)
+        lose_blocks([swap for swap in plan.swap_ins if swap.host_id in losses.host_ids])
+        if there:
+            self._retries.run(there, self._host_swap.swap_in, halved, lose_blocks)
+        losses.note_rows_of(plan.block_updates)
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         device = self._backend.device

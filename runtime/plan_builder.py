@@ -59,7 +59,8 @@ class PlanBuilder:
 
     @property
     def is_empty(self) -> bool:
-        return not self.chunks and not self.compactions
+        """Whether it moves nobody forward so far."""
+        return not self.chunks and not self.compactions and not self._swap_ins
 
     def is_planned(self, request: Request) -> bool:
         return request.row in self._planned

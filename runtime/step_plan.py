@@ -7,10 +7,12 @@ A *row* is the place a running request holds in the model runner: its block tabl
 settings and its last drawn token live there between steps, so that a plan says only what changed.
 
 The runner carries a plan out in this order:
-  1. swap_outs, 2. block_copies (all sources are read before any target is written), 3. swap_ins
-  (whole blocks, all layers, K, V and slot state), 4. row_setups, 5. block_updates,
-  6. chunks: forward pass, then sampling; compactions (score, select, fill holes) beside it, in any
-  order or at once: they touch no block that a chunk of the same plan touches.
+  1. swap_outs (whole blocks, all layers, K, V and slot state), 2. block_copies (all sources are
+  read before any target is written), 3. row_setups, 4. block_updates,
+  5. chunks: forward pass, then sampling; compactions (score, select, fill holes) beside it, in any
+  order or at once: they touch no block that a chunk of the same plan touches,
+  6. swap_ins: nothing else of the same plan touches their blocks. What comes back is read from the
+  next plan on, so its way over the bus lies beside a step.
 A block given up by one request may be another's in the same plan; in this order that is safe.
 Where memory is refused the runner does the work in smaller parts, and says in a `StepTrouble` which
 rows it could not serve at all.
@@ -130,7 +132,8 @@ class StepPlan:
     @property
     def is_idle(self) -> bool:
         """True when it moves no request forward."""
-        return not self.chunks and not self.compactions and not self.swap_outs
+        acts = self.chunks, self.compactions, self.swap_outs, self.swap_ins
+        return not any(acts)
 
     @property
     def is_empty(self) -> bool:

@@ -38,10 +38,10 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case(192, 1390, 8, (0, 224), 36),  # aime at K = 1024
-    Case(128, 2304, 8, (0, 224), 36),  # at K = 2048
-    Case(64, 2304, 16, (1024, 2048), 36),  # samples of long prompts
-    Case(64, 8448, 64, (8192,), 8),  # branches of one long thought
+    Case(192, 1390, 8, (0, 224, 512, 1024), 36),  # aime at K = 1024; longer prompts
+    Case(128, 2304, 8, (0, 224, 512, 1024, 2048), 36),  # at K = 2048
+    Case(64, 2304, 16, (512, 1024, 2048), 36),  # samples of long prompts
+    Case(64, 8448, 64, (1024, 4096, 8192), 8),  # branches of one long thought
 ]
 
 

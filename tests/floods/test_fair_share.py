@@ -218,7 +218,7 @@ def test_the_front_is_whom_letting_in_one_by_one_would_choose(served, counts, le
 
 
 @pytest.mark.parametrize("batch", range(4))
-@pytest.mark.parametrize(("num_ahead", "compaction_delay"), [(0, 0), (1, 3)])
+@pytest.mark.parametrize(("num_ahead", "compaction_delay"), [(0, 0), (1, 3), (1, -1)])
 def test_the_scheduler_keeps_its_laws_with_several_tenants_under_pressure(
     batch, num_ahead, compaction_delay
 ):

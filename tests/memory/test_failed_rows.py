@@ -54,7 +54,7 @@ def test_failed_rows_end_once_and_nobody_reads_what_they_left(batch, share):
     assert sum(simulation.runner.num_failed_rows for simulation in played) > 0
 
 
-@pytest.mark.parametrize("compaction_delay", [0, 3])
+@pytest.mark.parametrize("compaction_delay", [-1, 0, 3])
 @pytest.mark.parametrize("share", SHARES)
 def test_failed_rows_with_the_next_step_in_flight(share, compaction_delay):
     played = [play(seed, share, 1, compaction_delay) for seed in range(LOADS_PER_BATCH)]

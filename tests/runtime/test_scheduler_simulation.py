@@ -43,7 +43,7 @@ def test_laws_hold_over_random_loads(batch):
     play_seeds(range(batch * LOADS_PER_BATCH, (batch + 1) * LOADS_PER_BATCH))
 
 
-@pytest.mark.parametrize("compaction_delay", [0, 3])
+@pytest.mark.parametrize("compaction_delay", [-1, 0, 3])
 @pytest.mark.parametrize("batch", range(3))
 def test_laws_hold_when_steps_are_planned_ahead_and_compactions_end_late(batch, compaction_delay):
     play_seeds(range(batch * 50, (batch + 1) * 50), 1, compaction_delay)
@@ -64,7 +64,7 @@ def test_loads_that_once_failed(seed):
     play_seeds([seed])
 
 
-@pytest.mark.parametrize(("num_ahead", "compaction_delay"), [(0, 0), (1, 0), (1, 3)])
+@pytest.mark.parametrize(("num_ahead", "compaction_delay"), [(0, 0), (1, 0), (1, 3), (1, -1)])
 def test_steady_decodes_are_planned_as_the_general_path_would(
     num_ahead, compaction_delay, monkeypatch
 ):

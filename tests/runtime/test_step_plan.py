@@ -112,6 +112,7 @@ def test_num_tokens_sums_the_chunks():
         ({}, True),
         ({"chunks": (CHUNK,)}, False),
         ({"swap_outs": (BlockSwap(1, 2),)}, False),
+        ({"swap_ins": (BlockSwap(1, 2),)}, False),
         ({"block_updates": (BlockUpdate(0, 0, (1,)),)}, True),
         ({"block_copies": (BlockCopy(1, 2),)}, True),
     ],

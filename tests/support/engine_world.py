@@ -21,12 +21,14 @@ from zipage_lang.runtime.request import Request
 from zipage_lang.runtime.step_plan import Sample, StepPlan, StepResult
 
 Key = tuple[str, int]  # request, sample
+MAX_AWAITED = 2
 
 
 class CompactionLane:
     """The stream that compactions run on: batches end in order, `delay` results after their start.
 
-    Without a delay they may end before their own step has: with the result of the one before.
+    Without a delay they may end before their own step has: with the result of the one before. With
+    one of -1 few are told before the next step is planned, which runs behind them.
     """
 
     def __init__(self, delay: int) -> None:
@@ -40,6 +42,12 @@ class CompactionLane:
 
     def add(self, idents: tuple[int, ...]) -> None:
         self._batches.append((self._num_results + self._delay, idents))
+
+    def go_on_behind(self) -> tuple[int, ...]:
+        """What is told before the next step is planned."""
+        if self._delay >= 0 or self.num_held_up or len(self._batches) != 1:
+            return ()
+        return self._batches.pop()[1] if len(self._batches[0][1]) <= MAX_AWAITED else ()
 
     def take_done(self) -> tuple[int, ...]:
         """What is told with the next result."""
@@ -167,6 +175,7 @@ class EngineWorld(Simulation):
         return plan
 
     def _launch_next(self) -> StepPlan:
+        self._tell_compacted(self.lane.go_on_behind())
         had_work = self.scheduler.has_work
         plan = self.scheduler.schedule()
         is_result_coming = bool(self._in_flight) or len(self.lane) > 0
@@ -279,7 +288,7 @@ class EngineWorld(Simulation):
             for each in self.transcripts.values()
         )
         num_turns = 1 + num_tokens // self.world.scheduler.turn_len
-        per_turn = self.world.max_model_len * (2 + self.world.compaction_delay)
+        per_turn = self.world.max_model_len * (2 + max(0, self.world.compaction_delay))
         return 200 + 4 * num_tokens + num_turns * per_turn
 
     def _check_nothing_left(self) -> None:

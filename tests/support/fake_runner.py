@@ -138,8 +138,6 @@ class FakeRunner:
         for swap in plan.swap_outs:
             self._swap_out(swap)
         self._copy_blocks(plan.block_copies)
-        for swap in plan.swap_ins:
-            self._swap_in(swap)
         for setup in plan.row_setups:
             self._set_up(setup)
         for update in plan.block_updates:
@@ -154,6 +152,8 @@ class FakeRunner:
         for compaction in plan.compactions:
             self._start_compaction(compaction)
         self._check_writers()
+        for swap in plan.swap_ins:
+            self._swap_in(swap)
         self.num_steps += 1
         self.num_computed_tokens += plan.num_tokens
         return StepResult(
@@ -179,7 +179,7 @@ class FakeRunner:
                 owner = ring_of.setdefault(act.query_slot, act.row)
                 assert owner == act.row, f"rows {owner} and {act.row} share ring {act.query_slot}"
 
-    # 1. to 3. swaps and copies
+    # 1., 2. and 6. swaps and copies
 
     def _swap_out(self, swap: BlockSwap) -> None:
         assert 0 <= swap.host_id < self.num_host_blocks, f"no host block {swap.host_id}"
@@ -188,6 +188,8 @@ class FakeRunner:
 
     def _swap_in(self, swap: BlockSwap) -> None:
         assert swap.host_id in self.host, f"host block {swap.host_id} holds nothing"
+        users = {self._writers.get(swap.block_id), *self._readers.get(swap.block_id, ())} - {None}
+        assert not users, f"rows {users} use block {swap.block_id} before it has come back"
         self._block(swap.block_id)[:] = self.host.pop(swap.host_id)
         self.num_swapped_blocks += 1
 
@@ -198,7 +200,7 @@ class FakeRunner:
         for copy, content in zip(copies, contents, strict=True):
             self._block(copy.dst)[:] = content
 
-    # 4. and 5. rows
+    # 3. and 4. rows
 
     def _set_up(self, setup: RowSetup) -> None:
         assert 0 <= setup.row < self.max_rows, f"no row {setup.row} of {self.max_rows}"
@@ -219,7 +221,7 @@ class FakeRunner:
             self._block(block_id)
         _assert_distinct(f"blocks of row {update.row}", table)
 
-    # 6. forward pass and sampling
+    # 5. forward pass and sampling
 
     def _forward(self, chunk: Chunk) -> None:
         row = self._row(chunk.row)

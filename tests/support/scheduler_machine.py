@@ -60,7 +60,7 @@ def tight_worlds(draw: st.DrawFn, num_ahead: int) -> EngineSettings:
         prefix_caching=draw(st.sampled_from([True, True, True, False])),
         num_ahead=num_ahead,
         compacts_late=draw(st.booleans()),
-        compaction_delay=draw(st.sampled_from([0, 0, 2, 5])),
+        compaction_delay=draw(st.sampled_from([-1, 0, 2, 5])),
         scheduler=draw(scheduler_configs()),
         compression=draw(compression_configs(num_query_slots)),
     )
@@ -77,7 +77,7 @@ def lasting_worlds(draw: st.DrawFn, num_ahead: int) -> EngineSettings:
         vocab_size=draw(st.sampled_from([3, 50])),
         num_ahead=num_ahead,
         compacts_late=draw(st.booleans()),
-        compaction_delay=draw(st.sampled_from([0, 3, 6])),
+        compaction_delay=draw(st.sampled_from([-1, 0, 3, 6])),
         scheduler=SchedulerConfig(max_running=4, max_step_tokens=16, growth_reserve=0),
         compression=CompressionConfig(
             kv_mode=draw(st.sampled_from(["fixed", "fixed", "adaptive"])),
@@ -123,7 +123,7 @@ def displacing_worlds(draw: st.DrawFn, num_ahead: int) -> EngineSettings:
         num_query_slots=draw(st.sampled_from([1, 2])),
         num_ahead=num_ahead,
         compacts_late=draw(st.booleans()),
-        compaction_delay=draw(st.sampled_from([0, 2, 5])),
+        compaction_delay=draw(st.sampled_from([-1, 0, 2, 5])),
         scheduler=SchedulerConfig(
             max_running=draw(st.sampled_from([3, 5])),
             max_step_tokens=16,

@@ -51,7 +51,7 @@ class World:
     prefix_caching: bool = True
     deterministic: bool = False
     num_ahead: int = 0  # steps that are planned and run before a result is applied
-    compaction_delay: int = 0  # results that pass before a compaction is told as done
+    compaction_delay: int = 0  # results that pass before a compaction is told as done; -1: at once
     scheduler: SchedulerConfig = dataclasses.field(default_factory=SchedulerConfig)
     compression: CompressionConfig = dataclasses.field(default_factory=CompressionConfig)
 
@@ -194,7 +194,7 @@ class Simulation:
         for setup in plan.row_setups:
             self.row_seeds[setup.sampling.seed].add(setup.seed)
         if not plan.is_empty:
-            self._in_flight.append((plan, self.runner.run(plan)))
+            self._in_flight.append((plan, self._run(plan)))
         self.scheduler.check_invariants()
         while len(self._in_flight) > self.world.num_ahead or (plan.is_empty and self._in_flight):
             self._apply_oldest()
@@ -204,6 +204,14 @@ class Simulation:
         self.receive()
         self.num_steps += 1
         return plan
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        """The result; where compactions are told at once, it tells of none."""
+        result = self.runner.run(plan)
+        if self.world.compaction_delay >= 0:
+            return result
+        self.scheduler.note_compacted(result.done_compactions)
+        return dataclasses.replace(result, done_compactions=())
 
     def _apply_oldest(self) -> None:
         """Take a result in; compactions are told late, as from a stream of their own."""

@@ -166,18 +166,34 @@ def test_compacting_a_block_in_place_that_another_row_shares_is_found(runner):
         runner.run(reader)
 
 
+def coming_back(step, **parts):
+    """What went to host blocks 0 to 2 comes back for row 2."""
+    usual = {
+        "swap_ins": tuple(BlockSwap(block, host) for block, host in ((6, 0), (7, 1), (8, 2))),
+        "row_setups": (setup(2, (*PROMPT, 6)),),
+        "block_updates": (BlockUpdate(2, 0, (6, 7, 8)),),
+    }
+    return StepPlan(step=step, **{**usual, **parts})
+
+
 def test_swapped_blocks_come_back_whole(runner):
     prefill(runner)
     out = tuple(BlockSwap(block, host) for block, host in ((1, 0), (2, 1), (3, 2)))
     runner.run(StepPlan(step=1, swap_outs=out))
-    plan = StepPlan(
-        step=2,
-        swap_ins=tuple(BlockSwap(block, host) for block, host in ((6, 0), (7, 1), (8, 2))),
-        row_setups=(setup(2, (*PROMPT, 6)),),
-        block_updates=(BlockUpdate(2, 0, (6, 7, 8)),),
-        chunks=(chunk(2, (6,), position=5, sample=(2,)),),
-    )
+    runner.run(coming_back(step=2))
+    plan = StepPlan(step=3, chunks=(chunk(2, (6,), position=5, sample=(2,)),))
     assert len(runner.run(plan).samples) == 1
+
+
+def test_a_step_that_reads_what_comes_back_in_it_is_wrong(runner):
+    prefill(runner)
+    out = tuple(BlockSwap(block, host) for block, host in ((1, 0), (2, 1), (3, 2)))
+    runner.run(StepPlan(step=1, swap_outs=out))
+    runner.run(coming_back(step=2, chunks=(), swap_ins=()))
+    runner.run(StepPlan(step=3, block_copies=(BlockCopy(1, 6), BlockCopy(2, 7), BlockCopy(3, 8))))
+    hasty = (chunk(2, (6,), position=5, sample=(2,)),)
+    with pytest.raises(AssertionError, match="before it has come back"):
+        runner.run(coming_back(step=4, chunks=hasty))
 
 
 def test_copies_read_all_sources_before_any_target_is_written(runner):

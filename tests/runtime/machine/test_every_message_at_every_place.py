@@ -26,7 +26,7 @@ def make_world(rng, place):
     """A random world in which that place is not too rare."""
     world = random_world(rng)
     fields = {field.name: getattr(world, field.name) for field in dataclasses.fields(world)}
-    fields |= {"num_ahead": rng.choice([0, 1]), "compaction_delay": rng.choice([0, 3])}
+    fields |= {"num_ahead": rng.choice([0, 1]), "compaction_delay": rng.choice([-1, 0, 3])}
     if "way" in place:
         fields["num_ahead"] = 1
     if "host memory" in place:
