@@ -21,7 +21,7 @@ WHOLE = -1
 PART_TILES = 1.0  # beside its own tiles: the meeting of sums
 IDLE_SHARE = 0.3  # of a part: how much later than the others the last CTA is done
 
-# Pairs of more rounds. Up to so many, all behind the first round are cut into parts of so many tiles.
+# Pairs of more rounds: up to so many, all behind the first are cut into parts of so many tiles.
 SECOND_ROUND, SECOND_TILES = 2.0, 6
 THIRD_ROUND, THIRD_TILES = 2.6, 12
 # With more, the last round is cut unless more of it than this is filled.

@@ -13,7 +13,6 @@ from zipage_lang.runtime.device_clock import DeviceClock, Span, timed_event
 from zipage_lang.runtime.kv_compressor import KVCompressor
 from zipage_lang.runtime.step_plan import Compaction
 
-
 MAX_AWAITED = 8  # of one launch: beside a step they end before it does
 
 
@@ -30,6 +29,7 @@ class Compactor:
 
     def __init__(self, compressor: KVCompressor, device: torch.device) -> None:
         self._compressor = compressor
+        self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._batches: deque[_Batch] = deque()
         self._awaited: deque[Span] = deque()  # told as done, perhaps not over yet
@@ -47,7 +47,7 @@ class Compactor:
             self.clock.busy_s += time.perf_counter() - started
             self._batches.append(_Batch(idents, None))
             return failed_rows
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             start = timed_event(self._stream)
             failed_rows = self._compressor.run(compactions)
@@ -62,7 +62,7 @@ class Compactor:
             return ()
         batch = self._batches.popleft()
         if batch.span is not None:
-            torch.cuda.current_stream().wait_event(batch.span[1])
+            torch.cuda.current_stream(self._device).wait_event(batch.span[1])
             self._awaited.append(batch.span)
         return batch.idents
 
@@ -71,7 +71,7 @@ class Compactor:
         while self._awaited and self._awaited[0][1].query():
             self.clock.add(self._awaited.popleft())
         done: list[int] = []
-        while self._batches and _is_done(self._batches[0]):
+        while self._batches and not self._awaited and _is_done(self._batches[0]):
             batch = self._batches.popleft()
             done += batch.idents
             if batch.span is not None:

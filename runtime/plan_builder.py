@@ -56,6 +56,8 @@ class PlanBuilder:
         self._swap_outs: list[BlockSwap] = []
         self._swap_ins: list[BlockSwap] = []
         self._host_ids_read: list[int] = []
+        self._coming_blocks: set[int] = set()  # what they hold is there from the next plan on
+        self._coming_rows: set[int] = set()
 
     @property
     def is_empty(self) -> bool:
@@ -64,6 +66,11 @@ class PlanBuilder:
 
     def is_planned(self, request: Request) -> bool:
         return request.row in self._planned
+
+    def is_coming_back(self, request: Request) -> bool:
+        """Whether blocks of its come back from host memory in this step, so that it does nothing
+        else in it. A state that was all found in the tree need not wait."""
+        return request.row in self._coming_rows
 
     def is_set_up(self, request: Request) -> bool:
         """Whether it took its row in this step: what its blocks hold may come only with it."""
@@ -83,6 +90,9 @@ class PlanBuilder:
             seed=request.seed,
         )
         self._updates.append(BlockUpdate(request.row, 0, tuple(request.table.block_ids)))
+        if not self._coming_blocks.isdisjoint(request.table.block_ids):
+            self._coming_rows.add(request.row)
+            self._planned.add(request.row)
 
     def append_blocks(self, request: Request, append: Append) -> None:
         assert request.row is not None
@@ -123,13 +133,7 @@ class PlanBuilder:
         pairs = zip(block_ids, host_ids, strict=True)
         self._swap_ins.extend(BlockSwap(block_id, host_id) for block_id, host_id in pairs)
         self._host_ids_read += host_ids
-
-    def cancel_swap_in(self, block_ids: list[int]) -> bool:
-        """Leave these blocks alone, which others may get in this very step. False where nothing
-        was to come back to them."""
-        given_up, swap_ins = set(block_ids), self._swap_ins
-        self._swap_ins = [swap for swap in swap_ins if swap.block_id not in given_up]
-        return len(self._swap_ins) < len(swap_ins)
+        self._coming_blocks.update(block_ids)
 
     def _in_batch_order(self) -> list[PlannedChunk]:
         """Decodes first, those that share a prefix side by side: a card attends to neighbours at

@@ -80,16 +80,11 @@ class Pressure:
         return False
 
     def preempt(self, request: Request, plan: PlanBuilder) -> None:
-        """Back to its place in the queue; what is computed stays in the tree if there is room.
-
-        What was to come back from host memory in this very step is nowhere then.
-        """
+        """Back to its place in the queue; what is computed stays in the tree if there is room."""
         assert request.table is not None, f"{request.request_id} runs without blocks"
+        assert not plan.is_coming_back(request), f"{request.request_id} is not all there yet"
         self._state.stop_running(request)
-        if plan.cancel_swap_in(request.table.block_ids):
-            self._state.drop_blocks(request)
-        else:
-            self._state.keep_in_tree(request)
+        self._state.keep_in_tree(request)
         request.status = Status.WAITING
         self._state.waiting.add(request)
         self._state.counts.num_preemptions += 1

@@ -74,7 +74,7 @@ class Request:
     num_pending: int = 0  # tokens being drawn by steps whose result has not come back
     is_prefilled: bool = False  # its whole prompt is computed and may be shared through the tree
     is_stalled: bool = False  # found no block in the last step: goes in with the decodes next time
-    came_back_at: int = 0  # the step in which it last came back from host memory
+    came_back_len: int = -1  # logical_len as it last came back from host memory
 
     query_slot: int | None = None
     query_slot_since: int = 0  # logical length when the slot was taken: older queries are not in it

@@ -276,8 +276,8 @@ class Scheduler:
     def _take_turns(self, plan: PlanBuilder) -> None:
         """Who has had more turns than the first of the displaced (or whose tenant more rounds)
         gives its place up: one a step, and only to host memory, from where it comes back for the
-        price of a copy. Nobody who came back in the last step, and has not computed since: orders
-        that change from step to step would have them come and go for ever."""
+        price of a copy. Nobody who came back and has not computed since: two whose orders disagree
+        would come and go for ever."""
         displaced = self._state.waiting.first_displaced()
         if displaced is None:
             return
@@ -287,7 +287,7 @@ class Scheduler:
             if (round_of(request.account), request.priority, request.turn) <= first:
                 return
             is_idle = request.status is Status.RUNNING and not plan.is_planned(request)
-            has_just_come = request.came_back_at == self._state.counts.num_steps
+            has_just_come = request.came_back_len == request.logical_len
             if is_idle and not has_just_come and self._pressure.can_swap_out(request):
                 self._pressure.displace(request, plan)
                 self._state.counts.num_turns_taken += 1
@@ -317,12 +317,11 @@ class Scheduler:
                 break
             if request.num_pending or self._admission.should_wait_for_sibling(request):
                 continue
-            comes_back = request.swapped is not None
             if not self._find_place(request, plan):
                 self._is_memory_wanted = True
                 break
-            if comes_back:  # its blocks are there from the next step on
-                request.came_back_at = self._state.counts.num_steps + 1
+            if plan.is_coming_back(request):
+                request.came_back_len = request.logical_len
             else:
                 budget -= self._advance(request, plan, budget)
         return budget

@@ -180,7 +180,8 @@ class PromptLogprobs:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step yielded, and which compactions are done: of this step, or of earlier ones.
+    """What a step yielded, and which compactions are done: of this step, or of earlier ones. Few of
+    one step may be told even before, see `Compactor.go_on_behind`.
 
     A request may decode again from the next plan on once its compaction is done.
     """

@@ -231,8 +231,8 @@ int zl_weight_map(void* map, const void* weight, int rows, int columns) {
 }
 
 // As zl_weight_map, of a layer's pool as the attention kernel reads it: [rows, columns], bf16, a block's 16 keys,
-// then its 16 values, heads side by side; in boxes of a block. L2 is asked for no more than a box's row: with
-// 256 bytes at a time the kernel loses a tenth of bandwidth (BENCHMARKS.md).
+// then its 16 values, heads side by side; in boxes of a block. L2 is asked for no more than a box's row: to ask for
+// 256 bytes cost 5% of bandwidth (BENCHMARKS.md).
 int zl_pool_map(void* map, const void* pool, int rows, int columns) {
     constexpr int kBlockRows = 32;
     const bool shape = rows > 0 && columns > 0 && rows % kBlockRows == 0 && columns % kBlockK == 0;

@@ -95,8 +95,8 @@ __device__ __forceinline__ void load_box(const CUtensorMap* map, int column, int
         : "memory");
 }
 
-// As load_box, with nothing said about how long L2 keeps it. To ask for evict_normal in so many words costs
-// up to 8% of bandwidth (BENCHMARKS.md).
+// As load_box, with nothing said about how long L2 keeps it. To ask for evict_normal in so many words cost
+// 8% of bandwidth (BENCHMARKS.md).
 __device__ __forceinline__ void load_box(const CUtensorMap* map, int column, int row,
                                          uint32_t target, uint32_t barrier) {
     asm volatile(

@@ -8,9 +8,9 @@ import pytest
 from test_support.simulation import Simulation, World
 
 from zipage_lang.runtime.config import SchedulerConfig
+from zipage_lang.runtime.kv_params import KVParams
 from zipage_lang.runtime.messages import AddRequest
 from zipage_lang.runtime.plan_builder import PlanBuilder
-from zipage_lang.runtime.request import Status
 from zipage_lang.runtime.sampling_params import SamplingParams
 
 
@@ -59,18 +59,6 @@ def test_nobody_who_came_in_this_step_gives_way(came_back):
     end(simulation, plan)
 
 
-def test_who_must_go_at_once_leaves_its_blocks_alone(came_back):
-    """They may be another's in the same step, and what was to come is not left in the tree."""
-    simulation, newcomer, plan = came_back
-    block_ids = {swap.block_id for swap in plan.seal(0).swap_ins}
-    simulation.scheduler._pressure.preempt(newcomer, plan)
-    assert newcomer.status is Status.WAITING
-    assert not plan.seal(0).swap_ins
-    holds = list(simulation.scheduler._state.cache._pool.holds())
-    assert all(holds[block_id] == (0, 0) for block_id in block_ids)
-    end(simulation, plan)
-
-
 def test_who_comes_back_computes_from_the_next_step_on(came_back):
     """Its blocks' way over the bus lies beside the step in which they come."""
     simulation, newcomer, plan = came_back
@@ -91,16 +79,56 @@ def test_who_came_back_computes_before_its_turn_may_end(came_back):
     simulation.runner.run(plan.seal(101))
     scheduler._state.host.free(plan.host_ids_read)
     scheduler._state.end_turn(newcomer)
-    newcomer.came_back_at = scheduler._state.counts.num_steps
+    newcomer.came_back_len = newcomer.logical_len
     scheduler._take_turns(PlanBuilder())
     assert newcomer.swapped is None
-    scheduler._state.counts.num_steps += 1
+    newcomer.came_back_len -= 1  # as if it had computed a token
     leaving = PlanBuilder()
     scheduler._take_turns(leaving)
     assert newcomer.swapped is not None
     simulation.runner.run(leaving.seal(103))
     simulation.run_until_idle(200)
     simulation.check_outputs()
+
+
+def test_what_is_all_in_the_tree_need_not_come_back_and_goes_on_at_once():
+    """Samples of a prompt of whole blocks, displaced behind its prefill: with nothing to bring back
+    a step that did nothing else would be none."""
+    for order in ("fcfs", "lpm"):
+        scheduler = SchedulerConfig(max_running=2, order=order)
+        simulation = Simulation(World(num_blocks=8, num_host_blocks=64, scheduler=scheduler))
+        sampling = SamplingParams(max_tokens=3, seed=1, n=2, ignore_eos=True)
+        prompt = list(range(1, 13))
+        simulation.add(AddRequest(request_id="a", token_ids=prompt, sampling=sampling))
+        simulation.step()
+        leaving = PlanBuilder()
+        for sample in list(simulation.scheduler._by_id["a"]):
+            simulation.scheduler._pressure.displace(sample, leaving)
+        simulation.runner.run(leaving.seal(100))
+        simulation.run_until_idle(200)
+        simulation.check_outputs()
+        assert simulation.scheduler.stats()["num_preemptions"] == 0
+
+
+def test_what_comes_back_in_a_step_is_not_compacted_in_it():
+    """Not even to make room: its tail is not there yet."""
+    kv = KVParams(mode="fixed", budget=4, interval=4, policy="random")
+    simulation = Simulation(World(num_blocks=40, num_host_blocks=40))
+    sampling = SamplingParams(max_tokens=30, seed=1, ignore_eos=True)
+    simulation.add(AddRequest(request_id="a", token_ids=[1, 2, 3], sampling=sampling, kv=kv))
+    scheduler, leaving, coming = simulation.scheduler, PlanBuilder(), PlanBuilder()
+    (request,) = scheduler._by_id["a"]
+    while not (request.table and scheduler._planner.can_compact_early(request)):
+        simulation.step()
+    scheduler._pressure.displace(request, leaving)
+    simulation.runner.run(leaving.seal(100))
+    assert scheduler._admission.admit(request, coming, is_alone=False)
+    assert coming.is_coming_back(request)
+    assert scheduler._planner.can_compact_early(request)
+    assert not scheduler._pressure._compact_first([request], coming)
+    simulation.runner.run(coming.seal(101))
+    scheduler._state.host.free(coming.host_ids_read)
+    assert scheduler._pressure._compact_first([request], PlanBuilder())
 
 
 def test_a_step_only_brings_back_who_has_the_engine_for_itself():
