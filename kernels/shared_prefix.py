@@ -17,7 +17,8 @@ from zipage_lang.kernels.flashinfer_module import DECODE_TILE_ROWS, ELEMENT_BYTE
 # Seen on an H200, which moves 4.3 MB in a microsecond: what neighbours read again comes from the L2
 # at a third of its price, and a grouped launch costs 14 to 19 us a layer more than our own decode
 # attention. So it pays from about three times those bytes on (`benchmarks/card/shared_prefix.py`):
-# for long prompts with many samples, for forks of a long thought.
+# for long prompts with many samples, for forks of a long thought. Decodes of other shapes, which
+# FlashInfer attends to anyway, could be grouped from half of it on.
 MERGE_BYTES = 224 * 2**20
 # and 2 us on one of some 300 places for a work item of one KV head.
 ITEM_BYTES = 32 * 2**10

@@ -13,21 +13,21 @@ FINGERPRINTS = {"aime": "7f134adc07b1", "aime_long": "ff84a1d84e92", "short": "c
 
 @pytest.fixture(scope="module")
 def benchmarks():
-    """The modules `loads` and `limits`, which import each other as scripts do."""
-    modules = []
-    for name in ("loads", "limits"):
+    """The modules `loads`, `limits` and `schedule`, which import each other as scripts do."""
+    modules, names = [], ("loads", "limits", "schedule")
+    for name in names:
         spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
         modules.append(module)
     yield modules
-    for name in ("loads", "limits"):
+    for name in names:
         del sys.modules[name]
 
 
 def test_loads_are_the_published_ones(benchmarks):
-    loads, _ = benchmarks
+    loads, *_ = benchmarks
     assert {name: loads.fingerprint(make()) for name, make in loads.LOADS.items()} == FINGERPRINTS
 
 
@@ -58,7 +58,7 @@ def seconds_in_order(load, machine, budget, interval, sharers):
 
 @pytest.mark.parametrize("budget", [None, 40])
 def test_no_schedule_that_keeps_its_tokens_beats_the_bound(benchmarks, budget):
-    _, limits = benchmarks
+    _, limits, _ = benchmarks
     for seed in range(20):
         rng = random.Random(seed)
         load = [([1] * rng.randint(8, 30), rng.randint(20, 200)) for _ in range(20)]
@@ -70,8 +70,25 @@ def test_no_schedule_that_keeps_its_tokens_beats_the_bound(benchmarks, budget):
 
 
 def test_bound_is_met_when_everything_fits_at_once(benchmarks):
-    _, limits = benchmarks
+    _, limits, _ = benchmarks
     load = [([1] * 8, 100)] * 4
     machine = limits.Machine(pool_tokens=1e6, weight_bytes=1e6, kv_bytes_per_token=1, bandwidth=1e3)
     played = seconds_in_order(load, machine, None, 16, limits.SHARERS)
     assert limits.bound(load, machine)[0] == pytest.approx(played)
+
+
+@pytest.mark.parametrize("budget", [None, 64])
+def test_a_played_load_draws_every_token_and_reads_no_less_than_the_bound(benchmarks, budget):
+    """With too few blocks, so that requests lose their places."""
+    _, limits, schedule = benchmarks
+    rng = random.Random(5)
+    load = [([index] * 40, rng.randint(100, 400)) for index in range(24)]
+    words = ["--pool-gib", "0.2", "--swap-gib", "1", "--interval", "32", "--max-running", "24"]
+    options = schedule.parse_arguments(words + (["--budget", str(budget)] if budget else []))
+    played = schedule.play(schedule.make_scheduler(options), load, limits.Machine(0))
+    assert played["num_tokens"] == sum(num_output for _, num_output in load)
+    assert played["num_swap_ins"] == played["num_swap_outs"] > 0
+    assert (played["num_compactions"] > 0) == (budget is not None)
+    pool_tokens = options.pool_gib * 2**30 / limits.Machine(0).kv_bytes_per_token
+    least, _ = limits.bound(load, limits.Machine(pool_tokens), budget, options.interval)
+    assert played["read_s"] >= least

@@ -10,7 +10,7 @@ import re
 import zlib
 
 import pytest
-from test_support.random_loads import Load, play, random_load
+from test_support.random_loads import Load, displacing_load, play, random_load
 from test_support.simulation import Simulation, World
 
 from zipage_lang.runtime.config import CompressionConfig, SchedulerConfig
@@ -62,6 +62,24 @@ def test_laws_hold_when_steps_are_planned_ahead_and_compactions_end_late(batch, 
 )
 def test_loads_that_once_failed(seed):
     play_seeds([seed])
+
+
+# At the end those where a step did nothing but bring back a state that the tree had all of.
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        *(range(first, first + 40) for first in range(0, 200, 40)),
+        (100223, 100255, 101821, 102791, 105068, 105998),
+    ],
+)
+def test_laws_hold_where_many_lose_their_places(seeds):
+    num_back = 0
+    for seed in seeds:
+        try:
+            num_back += play(displacing_load(seed)).scheduler.stats()["num_swap_ins"]
+        except Exception as error:
+            raise AssertionError(f"displacing_load({seed}): {error!r}") from error
+    assert num_back > 5
 
 
 @pytest.mark.parametrize(("num_ahead", "compaction_delay"), [(0, 0), (1, 0), (1, 3), (1, -1)])

@@ -32,6 +32,37 @@ def random_load(seed: int, num_ahead: int = 0, compaction_delay: int = 0) -> Loa
     return Load(world, events)
 
 
+def displacing_load(seed: int) -> Load:
+    """Where many lose their places, and host memory mostly has room for them."""
+    rng = random.Random(seed)
+    world = random_world(rng)
+    block_size = rng.choice([1, 2, 2, 4])
+    world = dataclasses.replace(
+        world,
+        num_host_blocks=rng.choice([8, 64]),
+        num_blocks=max(3, rng.choice([12, 16, 20, 24, 32, 40]) // block_size),
+        block_size=block_size,
+        max_model_len=64,
+        scheduler=dataclasses.replace(
+            world.scheduler,
+            max_running=rng.choice([2, 3, 4, 8]),
+            max_step_tokens=rng.choice([2, 16]),
+            growth_reserve=rng.choice([0, 0, 256]),
+            turn_len=rng.choice([1, 3, 8]),
+        ),
+        compression=dataclasses.replace(
+            world.compression,
+            kv_mode=rng.choice(["fixed", "fixed", "adaptive", "off"]),
+            policy=rng.choice(["random", "zipage"]),
+            kv_budget=rng.choice([4, 6, 8]),
+            evict_interval=rng.choice([1, 2, 4]),
+        ),
+        num_ahead=rng.choice([0, 1]),
+        compaction_delay=rng.choice([-1, 0, 2]),
+    )
+    return Load(world, list(random_events(rng, world)))
+
+
 def play(load: Load) -> Simulation:
     """The load to its end, with all laws checked."""
     simulation = Simulation(load.world)
