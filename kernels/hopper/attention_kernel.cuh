@@ -9,6 +9,7 @@
 #pragma once
 #include "attention_params.cuh"
 #include "attention_ptx.cuh"
+#include "ring.cuh"
 
 namespace zl {
 
@@ -33,29 +34,6 @@ struct AttentionTile {
         kAlignment + kStages * kStageBytes + kAttentionWarps * kWarpSums * 4;
 };
 
-struct AttentionRing {
-    uint32_t stages_start;
-    uint32_t full_start;
-    uint32_t empty_start;
-
-    __device__ __forceinline__ uint32_t full(uint32_t stage) const { return full_start + stage * 8; }
-    __device__ __forceinline__ uint32_t empty(uint32_t stage) const {
-        return empty_start + stage * 8;
-    }
-};
-
-struct AttentionSlot {
-    uint32_t stage = 0;
-    uint32_t parity = 0;
-
-    __device__ __forceinline__ void advance(uint32_t stages) {
-        if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 // What a stage holds: written by the feeder ahead of its arrival, read behind the wait for it.
 struct StageNote {
     AttentionItem item;  // row -1: no more items
@@ -70,7 +48,7 @@ class Feeder {
 
   public:
     __device__ __forceinline__ Feeder(const CUtensorMap* map, const AttentionParams& p,
-                                      const AttentionRing& ring, StageNote* notes, int lane)
+                                      const Ring& ring, StageNote* notes, int lane)
         : map_(map), p_(p), ring_(ring), notes_(notes), lane_(lane),
           block_(lane / T::kPanels),
           panel_(lane % T::kPanels) {}
@@ -168,9 +146,9 @@ class Feeder {
 
     const CUtensorMap* map_;
     const AttentionParams& p_;
-    const AttentionRing& ring_;
+    const Ring& ring_;
     StageNote* notes_;
-    AttentionSlot slot_;
+    RingSlot slot_;
     int lane_;
     int block_;  // of a tile: this lane's box
     int panel_;
@@ -443,12 +421,12 @@ __device__ __forceinline__ void finish_item(WarpSums<kDim>& sums, const Attentio
 }
 
 template <int kDim>
-__device__ __forceinline__ void consume_items(const AttentionParams& p, const AttentionRing& ring,
+__device__ __forceinline__ void consume_items(const AttentionParams& p, const Ring& ring,
                                               const StageNote* notes, Meeting& meeting,
                                               uint32_t area, int warp, int lane) {
     using T = AttentionTile<kDim>;
     wait_for_previous_grid();
-    AttentionSlot slot;
+    RingSlot slot;
     WarpSums<kDim> sums;
     uint32_t queries[kDim / 16][2];
     for (;;) {
@@ -484,7 +462,7 @@ __device__ __forceinline__ void attention_cta(const CUtensorMap& map, const Atte
     alignas(16) __shared__ StageNote notes[T::kStages];
     __shared__ Meeting meeting;
     const uint32_t unaligned = shared_address(shared);
-    const AttentionRing ring{(unaligned + kAlignment - 1) & ~(kAlignment - 1u),
+    const Ring ring{(unaligned + kAlignment - 1) & ~(kAlignment - 1u),
                              shared_address(attention_barriers),
                              shared_address(attention_barriers + T::kStages)};
     const uint32_t area = ring.stages_start + T::kStages * T::kStageBytes;

@@ -8,6 +8,7 @@
 #include "epilogue.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
+#include "ring.cuh"
 #include "wgmma.cuh"
 
 namespace zl {
@@ -67,19 +68,6 @@ struct Place {
     }
 };
 
-// A position in the ring of stages; the parity flips at each turn.
-struct RingSlot {
-    uint32_t stage = 0;
-    uint32_t parity = 0;
-
-    __device__ __forceinline__ void advance(uint32_t stages) {
-        if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 // A position in the CTA's work: round by round, each along its stretch of K.
 struct Cursor {
     int round;
@@ -91,17 +79,6 @@ struct Cursor {
             block = 0;
             round += place.round_step;
         }
-    }
-};
-
-struct Ring {
-    uint32_t stages_start;  // shared address, a multiple of 1024
-    uint32_t full_start;
-    uint32_t empty_start;
-
-    __device__ __forceinline__ uint32_t full(uint32_t stage) const { return full_start + stage * 8; }
-    __device__ __forceinline__ uint32_t empty(uint32_t stage) const {
-        return empty_start + stage * 8;
     }
 };
 

@@ -8,12 +8,12 @@ barriers, not what only the card can tell. Knows nothing of models.
 import ctypes
 import math
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from test_support.stand_in_build import build
 
 from zipage_lang.kernels import hopper
 from zipage_lang.kernels.decode_items import divide
@@ -36,11 +36,9 @@ OWN_OF_A_CTA = {  # what the stand-in has one of for each CTA
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
     """The C function of the stand-in."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ to build the kernel for the CPU with")
     folder = tmp_path_factory.mktemp("attention")
-    shutil.copy(SOURCES / "attention_params.cuh", folder)
+    for name in ("attention_params.cuh", "ring.cuh"):
+        shutil.copy(SOURCES / name, folder)
     text = (SOURCES / "attention_kernel.cuh").read_text()
     for declared, own in OWN_OF_A_CTA.items():
         assert text.count(declared) == 1, declared
@@ -50,11 +48,8 @@ def emulated(tmp_path_factory):
         shutil.copy(STAND_INS / "product_stand_in" / name, folder)
     for source in (STAND_INS / "attention_stand_in").iterdir():
         shutil.copy(source, folder)
-    flags = ["-std=c++17", "-O1", "-w", "-fno-gnu-unique", "-fno-strict-aliasing"]
-    flags += ["-shared", "-fPIC", "-I.", "-include", "ptx.cuh"]
-    command = [compiler, *flags, "-x", "c++", "emulate.cpp", "-o", "emulated.so"]
-    subprocess.run(command, cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "emulated.so")).emulate
+    shutil.copy(STAND_INS / "slim_product.h", folder)
+    return build(folder, "-include", "ptx.cuh").emulate
 
 
 class Decodes:

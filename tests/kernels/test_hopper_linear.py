@@ -8,12 +8,12 @@ parities and missing barriers, not what only the card can tell. Knows nothing of
 import ctypes
 import math
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from test_support.stand_in_build import build
 
 from zipage_lang.kernels import hopper
 from zipage_lang.kernels.hopper.choose import HopperConfig
@@ -26,32 +26,15 @@ EPS = 1e-3
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
     """The C function of the stand-in, called with tensors."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ to build the kernel for the CPU with")
     folder = tmp_path_factory.mktemp("product")
-    for name in ("params", "epilogue", "linear"):
+    for name in ("params", "epilogue", "ring", "linear"):
         text = (SOURCES / f"{name}.cuh").read_text()
         # A CTA's own memory is one array of the stand-in, and is not declared twice.
         (folder / f"{name}.cuh").write_text(text.replace("extern __shared__", "extern"))
     for source in (STAND_INS / "product_stand_in").iterdir():
         shutil.copy(source, folder)
     shutil.copy(STAND_INS / "hopper_stand_in" / "wgmma.cuh", folder)
-    flags = [
-        "-std=c++17",
-        "-O1",
-        "-w",
-        "-fno-gnu-unique",  # else two stand-ins in one process share what has one name
-        "-fno-strict-aliasing",
-        "-shared",
-        "-fPIC",
-        "-I.",
-        "-include",
-        "ptx.cuh",
-    ]
-    command = [compiler, *flags, "-x", "c++", "emulate.cpp", "-o", "emulated.so"]
-    subprocess.run(command, cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "emulated.so")).emulate
+    return build(folder, "-include", "ptx.cuh").emulate
 
 
 class Product:

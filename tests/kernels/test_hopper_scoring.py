@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from test_support.stand_in_build import FLAGS, compiler
 
 from zipage_lang.kernels import hopper
 from zipage_lang.kernels.backend import TailQueries, choose_backend
@@ -97,20 +98,16 @@ def barely_aligned(tensor, num_bytes):
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
     """mass_and_similarity by the stand-in; num_ctas and a seed of the threads' order follow."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ to build the kernel for the CPU with")
     folder = tmp_path_factory.mktemp("stand_in")
     for part in KERNEL_PARTS:
         shutil.copy(SOURCES / f"scoring_{part}.cuh", folder)
     for source in STAND_IN.iterdir():
         shutil.copy(source, folder)
-    # Without -fno-gnu-unique two stand-ins in one process share what has one name.
-    flags = ["-std=c++17", "-O1", "-w", "-fno-gnu-unique", "-fno-strict-aliasing"]
-    flags += ["-fsanitize=alignment", "-fPIC"]
-    compile_it = [compiler, *flags, "-I.", "-c", "-x", "c++", "emulate.cpp"]
+    shutil.copy(STAND_IN.parent / "slim_product.h", folder)
+    flags = [*FLAGS, "-fsanitize=alignment"]
+    compile_it = [compiler(), *flags, "-c", "-x", "c++", "emulate.cpp"]
     # Linked without the sanitizer's own library, whose function emulate.cpp has.
-    link_it = [compiler, "-shared", "emulate.o", "-o", "emulated.so"]
+    link_it = [compiler(), "-shared", "emulate.o", "-o", "emulated.so"]
     for command in (compile_it, link_it):
         subprocess.run(command, cwd=folder, check=True)
     library = ctypes.CDLL(str(folder / "emulated.so"))

@@ -2,6 +2,7 @@
 // Knows nothing of scores.
 #pragma once
 #include "ptx.cuh"
+#include "slim_product.h"
 #include "wgmma.cuh"
 
 namespace zl {
@@ -51,24 +52,8 @@ inline void load_transposed(uint32_t (&a)[4], uint32_t address) {
 
 inline uint32_t slim_a[kNumThreads][4], slim_b[kNumThreads][2];
 
-inline float half_of_pair(uint32_t pair, int e) {
-    return __uint_as_float(e == 1 ? pair & 0xFFFF0000 : pair << 16);
-}
-
 inline void multiply_slim(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    const int first = current->thread & ~31, lane = current->thread & 31;
-    std::copy_n(a, 4, slim_a[current->thread]);
-    std::copy_n(b, 2, slim_b[current->thread]);
-    meet_warp();
-    for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4 + i / 2 * 8, column = 2 * (lane % 4) + i % 2;
-        for (int k = 0; k < 16; ++k) {
-            const uint32_t* own_a = slim_a[first + row % 8 * 4 + k % 8 / 2];
-            const uint32_t* own_b = slim_b[first + column * 4 + k % 8 / 2];
-            d[i] += half_of_pair(own_a[row / 8 + k / 8 * 2], k % 2) * half_of_pair(own_b[k / 8], k % 2);
-        }
-    }
-    meet_warp();
+    multiply_slim_of(d, a, b, slim_a, slim_b, current->thread, [] { meet_warp(); });
 }
 
 }  // namespace zl
