@@ -1,5 +1,6 @@
-"""Paged attention on the card through FlashInfer: eager steps, and what all launches share.
+"""Paged attention on the card: eager steps, and what all launches share.
 
+Our own kernel attends to decodes where it is made for their shape, FlashInfer to all else.
 Knows nothing of requests, policies or how the blocks were filled.
 
 A step's sequences run as two launches: the leading run of decodes (queries in tiles of 16 rows,

@@ -29,12 +29,14 @@ class GraphDecode:
 
     `plan` is called before capture and before each replay; its result is the same object in effect
     (equal launch, same tensors), so what was captured stays valid. A bucket has a launch of fixed
-    shape that serves any step, and may have a second one with a capture of its own:
+    shape that serves any step, our own kernel's where it is made for these heads, and may have a
+    second one with a capture of its own:
 
-    - From `min_unsplit_rows` on nothing is split. Where it pays, rows are grouped: the prefix that
-      neighbours share is read once for them all.
-    - Below, the padded launch is as large as any batch of that many rows may need, and always
-      splits and merges. Where no row is much longer than the others, rows are read whole instead.
+    - From `min_unsplit_rows` on rows are grouped where it pays: the prefix that neighbours share is
+      read once for them all, by FlashInfer.
+    - Below, only without our own kernel: FlashInfer's padded launch is as large as any batch of
+      that many rows may need, and always splits and merges. Where no row is much longer than the
+      others, rows are read whole instead.
 
     All buckets share the buffers: one of them runs at a time, on one stream.
     """

@@ -1,5 +1,6 @@
 """Whether decodes too few to fill the card are read whole all the same, or split and merged.
 
+Where FlashInfer attends to them: our own kernel cuts them as it needs (`kernels/decode_items.py`).
 The card goes through (row, KV head) pairs. One pair alone reads at most a fixed share of the card's
 bandwidth, so few rows, or one much longer than the others, are read faster in parts. Figures are of
 an H200, attention and the product behind it, 2,304 slots a row (`benchmarks/card/decode_ways.py`).
