@@ -10,6 +10,11 @@ from torch import Tensor
 
 from zipage_lang.kernels.backend import ScoreBlend, TailRows
 from zipage_lang.kernels.compact import carry_out, empty_moves, place_kept
+from zipage_lang.kernels.dependent_launch import (
+    launch_options,
+    release_successor,
+    wait_for_predecessor,
+)
 from zipage_lang.kernels.select import is_protected, kept_slots
 from zipage_lang.kernels.tail_programs import NO_POSITION, tight_row_config
 
@@ -59,6 +64,7 @@ def compact_blend(
         HEADS=num_kv_heads,
         REACH=pool_kernel // 2,
         **tight_row_config(max_tail),
+        **launch_options(mass.device),
     )
     carry_out(kv_blocks, moves)
 
@@ -88,7 +94,9 @@ def _choose_kernel(
     HEADS: tl.constexpr,
     REACH: tl.constexpr,
     SLOTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_predecessor(PDL)
     program = tl.program_id(0)
     row = program // HEADS
     index = tl.arange(0, SLOTS)
@@ -108,6 +116,7 @@ def _choose_kernel(
     first_recent = (tl.load(logical_lens + row) - num_recent).to(tl.int32)
     score = tl.where(is_protected(at, first_recent, num_sinks), float("inf"), score)
     is_kept = kept_slots(score, at, real, tl.load(num_keep + row).to(tl.int32))
+    release_successor(PDL)
     place_kept(
         is_kept, score_blocks, position_blocks, slots, num_keep, positions, stored, pairs, counts,
         max_tail, most, True, HEADS, SLOTS,

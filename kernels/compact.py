@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from zipage_lang.kernels.dependent_launch import launch_options, wait_for_predecessor
 from zipage_lang.kernels.select import row_config
 
 _PAIRS = 32  # slots copied at a time: 8 KiB of bfloat16 keys and as much of values
@@ -88,6 +89,7 @@ def carry_out(kv_blocks: Tensor, moves: Moves) -> None:
         PAIRS=_PAIRS,
         SHARES=_SHARES,
         num_warps=4,
+        **launch_options(kv_blocks.device),
     )
 
 
@@ -173,8 +175,7 @@ def place_kept(
     front = index < tl.load(num_keep + row).to(tl.int32)
     is_mover = is_kept & (front == 0)
     is_hole = front & (is_kept == 0)
-    mover_rank = tl.cumsum(is_mover.to(tl.int32), axis=0) - 1
-    hole_rank = tl.cumsum(is_hole.to(tl.int32), axis=0) - 1
+    mover_rank, hole_rank = _ranks(is_mover, is_hole, SLOTS)
     is_mover = is_mover & (mover_rank < most)
     is_hole = is_hole & (hole_rank < most)
     tl.store(movers + mover_rank, slot.to(tl.int32), mask=is_mover)
@@ -192,6 +193,18 @@ def place_kept(
         tl.store(score_blocks + place, score, mask=front)
 
 
+@triton.jit
+def _ranks(first, second, SLOTS: tl.constexpr):
+    """How many of each kind lie before a slot. int32 [SLOTS] each; in one scan, as halves of a
+    number: no more than SLOTS - 1 lie before one that is of the kind itself."""
+    first, second = first.to(tl.int32), second.to(tl.int32)
+    if SLOTS <= 2**15:
+        both = tl.cumsum(first + (second << 16), axis=0)
+        return (both & 0xFFFF) - first, (both >> 16) - second
+    both = tl.cumsum(first.to(tl.int64) + (second.to(tl.int64) << 32), axis=0)
+    return (both & 0xFFFF_FFFF).to(tl.int32) - first, (both >> 32).to(tl.int32) - second
+
+
 @triton.jit(do_not_specialize=["most"])
 def _move_kernel(
     kv,
@@ -204,8 +217,10 @@ def _move_kernel(
     DIM_PADDED: tl.constexpr,
     PAIRS: tl.constexpr,
     SHARES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Every SHARES-th run of PAIRS moves of a row and head."""
+    wait_for_predecessor(PDL)
     share = tl.program_id(0) % SHARES
     program = tl.program_id(0) // SHARES
     head = program % HEADS

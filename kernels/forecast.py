@@ -9,6 +9,11 @@ import triton.language as tl
 from torch import Tensor
 
 from zipage_lang.kernels.backend import Forecast
+from zipage_lang.kernels.dependent_launch import (
+    launch_options,
+    release_successor,
+    wait_for_predecessor,
+)
 
 _TILE = 128  # slots of a program, one a thread
 _PIECE = 16  # frequencies at a time: each slot's share of them is a sector in 16 bits
@@ -72,6 +77,7 @@ def forecast_scores(
         TILE=_TILE,
         num_warps=4,
         enable_fp_fusion=False,  # an angle must be rounded before turns are taken from it
+        **launch_options(slots.device),
     )
     return score, base
 
@@ -123,7 +129,10 @@ def _forecast_kernel(
     HALF: tl.constexpr,
     PIECE: tl.constexpr,
     TILE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_predecessor(PDL)
+    release_successor(PDL)
     head = tl.program_id(0) % HEADS
     tile = tl.program_id(0) // HEADS
     row = (tile // num_tiles).to(tl.int64)

@@ -48,8 +48,9 @@ def protect_slots(
 def select_top_k(scores: Tensor, positions: Tensor, lens: Tensor, num_keep: Tensor) -> Tensor:
     """See the twin. One program per row and head; reads 8 bytes a slot and head, writes 1.
 
-    The K-th highest score is found bit by bit (32 counts over the tail, which stays in registers);
-    where more slots have just that score than may be kept, the K-th position likewise (31 more).
+    Where the kept scores end is found bit by bit (some 20 counts over the tail, which stays in
+    registers, 32 at most); where more slots have just that score than may be kept, the K-th
+    position likewise.
     """
     _check(scores, positions, lens)
     keep = torch.empty(scores.shape, dtype=torch.bool, device=scores.device)
@@ -156,15 +157,19 @@ def kept_slots(score, at, real, wanted):
 
 @triton.jit
 def _highest_with(values, real, wanted):
-    """The highest int32 that at least `wanted` of the real values reach, bit by bit from the top.
+    """An int32 that just `wanted` of the real values reach; else the highest that more of them do.
 
-    Flipping the top bit of the lowest int32 gives 0; the lower bits are then set as in any number.
+    Found bit by bit from the top, which ends where the count is right: of distinct values after
+    some 20 bits. Flipping the top bit of the lowest int32 gives 0; the lower bits are then set as
+    in any number.
     """
     reached = tl.full((), _LOWEST, tl.int32)
-    for step in range(32):
-        tried = reached ^ (tl.full((), 1, tl.int32) << (31 - step))
+    bit = tl.full((), 31, tl.int32)
+    while bit >= 0:
+        tried = reached ^ (tl.full((), 1, tl.int32) << bit)
         num_there = tl.sum((real & (values >= tried)).to(tl.int32), axis=0)
         reached = tl.where(num_there >= wanted, tried, reached)
+        bit = tl.where(num_there == wanted, -1, bit - 1)
     return reached
 
 

@@ -9,6 +9,11 @@ from torch import Tensor
 
 from zipage_lang.kernels.backend import ScoreTiers, TailRows
 from zipage_lang.kernels.compact import carry_out, empty_moves, place_kept
+from zipage_lang.kernels.dependent_launch import (
+    launch_options,
+    release_successor,
+    wait_for_predecessor,
+)
 from zipage_lang.kernels.reference.tiers import SHARE_ONE
 from zipage_lang.kernels.select import is_protected, kept_slots
 from zipage_lang.kernels.tail_programs import NO_POSITION, tight_row_config
@@ -65,6 +70,7 @@ def compact_tiers(
         FRESH=int(tiers.fresh),
         HEADS=num_kv_heads,
         **tight_row_config(max_tail),
+        **launch_options(rows.positions.device),
     )
     carry_out(kv_blocks, moves)
 
@@ -102,7 +108,9 @@ def _choose_kernel(
     FRESH: tl.constexpr,
     HEADS: tl.constexpr,
     SLOTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_predecessor(PDL)
     program = tl.program_id(0)
     row = program // HEADS
     index = tl.arange(0, SLOTS)
@@ -122,6 +130,7 @@ def _choose_kernel(
     seed = tl.load(seeds + row) * FRESH
     lot = _lots(seed, tl.load(layers + row), program % HEADS, at)
     is_kept = kept_slots(tl.where(chosen, float("inf"), lot), at, real, wanted.to(tl.int32))
+    release_successor(PDL)
     place_kept(
         is_kept, score_blocks, position_blocks, slots, num_keep, positions, history, pairs, counts,
         max_tail, most, True, HEADS, SLOTS,

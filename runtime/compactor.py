@@ -14,6 +14,7 @@ from zipage_lang.runtime.kv_compressor import KVCompressor
 from zipage_lang.runtime.step_plan import Compaction
 
 MAX_AWAITED = 8  # of one launch: beside a step they end before it does
+_AHEAD_OF_STEPS = -1  # stream priority: else each kernel waits for a whole launch of attention
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class Compactor:
     def __init__(self, compressor: KVCompressor, device: torch.device) -> None:
         self._compressor = compressor
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        is_cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device, _AHEAD_OF_STEPS) if is_cuda else None
         self._batches: deque[_Batch] = deque()
         self._awaited: deque[Span] = deque()  # told as done, perhaps not over yet
         self.clock = DeviceClock()

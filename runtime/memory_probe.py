@@ -26,6 +26,8 @@ from zipage_lang.runtime.policies.policy import Policy
 from zipage_lang.runtime.sampling_params import SamplingParams
 from zipage_lang.runtime.step_plan import BlockUpdate, Chunk, Compaction, RowSetup, StepPlan
 
+NEVER_COMPACTS = "full"
+
 # Every feature that makes tensors as large as the logits.
 COSTLY_SAMPLING = SamplingParams(
     max_tokens=2, temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1
@@ -53,7 +55,8 @@ class WorstCase:
     buckets: tuple[int, ...]  # batch sizes of decode graphs, ascending; none: there are no graphs
     tail_len: int  # slots of the longest usual tail, K + E
     num_keep: int  # of them
-    policy: Policy  # the costliest
+    num_queries: int  # that the costliest policy scores with
+    compacted_by: tuple[str, ...]  # policies to run once: the costliest, and the usual one
 
     @property
     def num_rows(self) -> int:
@@ -79,8 +82,15 @@ class WorstCase:
 
 
 def worst_case(config: EngineConfig, limits: Limits, policies: Mapping[str, Policy]) -> WorstCase:
-    """What these options allow. The costliest policy is the one with the most queries."""
+    """What these options allow. The costliest policy is the one with the most queries.
+
+    The usual one, which requests get that name none, is another as a rule, with kernels of its own.
+    """
     compression, scheduler = config.compression, config.scheduler
+    costliest = max(policies.values(), key=lambda policy: policy.num_queries)
+    usual = compression.policy if compression.kv_mode != "off" else NEVER_COMPACTS
+    compacted_by = dict.fromkeys([costliest.name, usual])
+    compacted_by.pop(NEVER_COMPACTS, None)
     tail_len = compression.kv_budget + compression.evict_interval
     return WorstCase(
         max_running=scheduler.max_running,
@@ -92,7 +102,8 @@ def worst_case(config: EngineConfig, limits: Limits, policies: Mapping[str, Poli
         buckets=buckets_up_to(scheduler.max_running) if scheduler.cuda_graphs else (),
         tail_len=min(tail_len, limits.max_model_len),
         num_keep=min(compression.kv_budget, limits.max_model_len),
-        policy=max(policies.values(), key=lambda policy: policy.num_queries),
+        num_queries=costliest.num_queries,
+        compacted_by=tuple(compacted_by),
     )
 
 
@@ -140,7 +151,7 @@ def decodes(worst: WorstCase, num_rows: int) -> StepPlan:
     )
 
 
-def largest_compaction(worst: WorstCase) -> StepPlan:
+def largest_compaction(worst: WorstCase, policy: str) -> StepPlan:
     """As many tails at once as there may be requests; the compressor cuts them into passes."""
     kept_blocks = worst.block_ids[: -(-worst.num_keep // worst.block_size)]
     num_blocks = -(-worst.tail_len // worst.block_size)
@@ -150,14 +161,14 @@ def largest_compaction(worst: WorstCase) -> StepPlan:
             Compaction(
                 ident=row,
                 row=row,
-                policy=worst.policy.name,
+                policy=policy,
                 protected_len=0,
                 tail_len=worst.tail_len,
                 num_keep=worst.num_keep,
                 stateful_len=0,
                 logical_len=worst.tail_len,
                 query_slot=row % worst.num_query_slots,
-                num_queries=worst.policy.num_queries,
+                num_queries=worst.num_queries,
                 seed=row,
                 block_ids_before=worst.block_ids[:num_blocks],
                 block_ids=kept_blocks,
@@ -220,11 +231,12 @@ def card_meter(device: torch.device) -> Meter:
 
 
 def _run_worst_steps(runner: ModelRunner, worst: WorstCase) -> Iterator[None]:
-    """Yields after the step, the compaction, and the captures of the two largest buckets."""
+    """Yields after the step, the compactions, and the captures of the two largest buckets."""
     runner.run(largest_step(worst))
     yield
-    runner.run(largest_compaction(worst))
-    runner.wait_for_compactions()
+    for policy in worst.compacted_by:
+        runner.run(largest_compaction(worst, policy))
+        runner.wait_for_compactions()
     yield
     largest = worst.buckets[-1:] or (worst.num_rows,)
     for bucket in (*largest, *(worst.buckets[-2:-1] or largest)):

@@ -248,6 +248,7 @@ __global__ void __launch_bounds__(kScoreThreads, 2) scoring_kernel(const Scoring
         const Counts counts(notes);
         const int next_number = number + gridDim.x;
         const bool is_last = next_number >= p.num_tasks;
+        if (is_last) let_next_grid_start();  // its CTAs take the room that this one leaves
         Found next_found{-1, -1};
         if (!is_last) next_found = find<kMembers>(p, Task(p, next_number));
         bool is_any = false;

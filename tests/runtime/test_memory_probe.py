@@ -86,10 +86,29 @@ def test_the_worst_steps_run_on_the_small_pool_and_use_what_the_options_allow(
     assert asked - worst.num_rows < step.num_tokens <= scheduler.max_step_tokens
     result = engine.runner.run(step)
     assert sorted(sample.row for sample in result.samples) == list(range(worst.num_rows))
-    compaction = largest_compaction(worst)
-    assert len(compaction.compactions) == worst.num_rows
-    engine.runner.run(compaction)
+    assert worst.compacted_by
+    for policy in worst.compacted_by:
+        compaction = largest_compaction(worst, policy)
+        assert len(compaction.compactions) == worst.num_rows
+        engine.runner.run(compaction)
     assert len(engine.runner.run(decodes(worst, worst.num_rows)).samples) == worst.num_rows
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ("zipage", "zipage2")),
+        ({"policy": "zipage"}, ("zipage",)),
+        ({"policy": "rkv:mass_weight=0.5"}, ("zipage", "rkv:mass_weight=0.5")),
+        ({"policy": "full"}, ("zipage",)),
+        ({"kv_mode": "off"}, ("zipage",)),  # nothing is calibrated for the usual one
+    ],
+)
+def test_the_policy_that_requests_get_has_its_kernels_before_the_first_of_them(
+    model_folder, options, expected
+):
+    _, worst = make_engine(model_folder, **options)
+    assert worst.compacted_by == expected
 
 
 def test_each_part_is_what_the_meter_grew_by(model_folder):
