@@ -21,7 +21,16 @@ from kernel_timing import Case
 from kernel_timing import measure as measure_case
 from torch import Tensor
 
-from zipage_lang.kernels import blend, compact, kv_store, scores, select, tails
+from zipage_lang.kernels import (
+    blend,
+    compact,
+    forecast,
+    kv_store,
+    scores,
+    select,
+    tails,
+    tiers,
+)
 from zipage_lang.kernels.backend import TailQueries
 from zipage_lang.runtime.kv_cache import KVCache, KVShape
 from zipage_lang.runtime.kv_compressor import KVCompressor
@@ -51,6 +60,8 @@ class CompactionKernels:
     fill_holes = staticmethod(compact.fill_holes)
     expand_tails = staticmethod(tails.expand_tails)
     compact_blend = staticmethod(blend.compact_blend)
+    forecast_scores = staticmethod(forecast.forecast_scores)
+    compact_tiers = staticmethod(tiers.compact_tiers)
 
 
 class World:

@@ -21,8 +21,10 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "card"))
 from limits import Machine, bound, limit
 from loads import LOADS, Load
+from timing import copy_rate
 
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.engine import Engine
@@ -246,6 +248,8 @@ def limits_of(engine: Engine, load: Load, options: argparse.Namespace) -> tuple[
 
 def main() -> None:
     options = parse_arguments()
+    copy_bytes_per_s = copy_rate()  # cards differ by some percent
+    torch.cuda.empty_cache()
     started = time.perf_counter()
     engine = make_engine(options)
     start_up_s = time.perf_counter() - started
@@ -257,6 +261,7 @@ def main() -> None:
         **({"name": options.name} if options.name else {}),
         "commit": options.commit,
         "card": torch.cuda.get_device_name(),
+        "copy_bytes_per_s": copy_bytes_per_s,
         "torch": torch.__version__,
         "model": options.model,
         "load": options.load,

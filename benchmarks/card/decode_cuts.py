@@ -17,9 +17,8 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from decode_step import copy_rate
 from model_step import DecodeModel, DecodeStep
-from timing import event_ms
+from timing import copy_rate, event_ms
 
 from zipage_lang.kernels import products as card_products
 from zipage_lang.kernels.hopper import choose

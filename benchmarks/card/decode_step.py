@@ -10,18 +10,10 @@ import json
 import sys
 from typing import Any
 
-import torch
 from model_step import time_model
-from timing import event_ms
+from timing import copy_rate
 
 from zipage_lang.kernels.attention import FlashInferAttention
-
-
-def copy_rate() -> float:
-    """Bytes read and written a second; its memory is free again afterwards."""
-    source = torch.empty(2**32, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / (event_ms(lambda: target.copy_(source)) / 1e3)
 
 
 def main() -> None:

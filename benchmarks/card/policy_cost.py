@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from kernels_b import SHAPE, CompactionKernels, World
 
-from zipage_lang.kernels import forecast, ranges, scores, tiers
+from zipage_lang.kernels import ranges, scores
 from zipage_lang.kernels.backend import Forecast
 from zipage_lang.kernels.reference import scores as reference_scores
 from zipage_lang.runtime.kv_compressor import KVCompressor
@@ -39,9 +39,7 @@ class AllKernels(CompactionKernels):
     gather_values = staticmethod(reference_scores.gather_values)
     attention_mass = staticmethod(scores.attention_mass)
     flash_similarity = staticmethod(scores.flash_similarity)
-    compact_tiers = staticmethod(tiers.compact_tiers)
     value_range = staticmethod(ranges.value_range)
-    forecast_scores = staticmethod(forecast.forecast_scores)
 
 
 def random_calibration() -> Calibration:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import capture, event_ms
+from timing import capture, copy_rate, event_ms
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -41,13 +41,6 @@ HERE = Path(__file__).resolve().parent
 BEST_FILE = Path(tempfile.gettempdir()) / "zipage_products_best.json"
 
 Products = dict[str, list[Any]]
-
-
-def copy_rate() -> float:
-    """Bytes read and written a microsecond."""
-    source = torch.empty(2**31, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() / (event_ms(lambda: target.copy_(source)) * 1e3)
 
 
 def random_weights() -> dict[str, list[Tensor]]:
@@ -307,7 +300,7 @@ def chain(weights: dict[str, list[Tensor]], rate: float) -> None:
 def stage_sweep() -> None:
     from zipage_lang.kernels.hopper.choose import padded_rows
 
-    rate, weights = copy_rate(), random_weights()
+    rate, weights = copy_rate() / 1e6, random_weights()  # bytes a microsecond
     print(f"copy {rate / 1e6:.3f} TB/s")
     best = sweep(weights, rate)
     BEST_FILE.write_text(json.dumps(best))
@@ -324,7 +317,7 @@ def stage_sweep() -> None:
 
 
 def stage_chain() -> None:
-    rate, weights = copy_rate(), random_weights()
+    rate, weights = copy_rate() / 1e6, random_weights()  # bytes a microsecond
     if BEST_FILE.exists():
         use_best(json.loads(BEST_FILE.read_text()))
     chain(weights, rate)

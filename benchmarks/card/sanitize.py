@@ -21,8 +21,10 @@ from zipage_lang.kernels.backend import Forecast, TailQueries
 from zipage_lang.kernels.hopper import scoring
 from zipage_lang.runtime.kv_cache import KVCache
 from zipage_lang.runtime.kv_compressor import KVCompressor
+from zipage_lang.runtime.policies.policy import Calibration
 from zipage_lang.runtime.policies.random import Random
 from zipage_lang.runtime.policies.zipage import Zipage
+from zipage_lang.runtime.policies.zipage2 import Zipage2
 from zipage_lang.runtime.step_plan import BlockCopy, Compaction
 
 SHAPE = dataclasses.replace(kernels_b.SHAPE, num_layers=2)
@@ -97,10 +99,19 @@ def compact(dtype: torch.dtype) -> None:
     cache.queries.copy_(torch.randn(cache.queries.shape))
     if dtype == torch.bfloat16:
         stores(cache)
-    policies = {policy.name: policy for policy in (Zipage(), Random())}
-    compressor = KVCompressor(cache, kernels_b.CompactionKernels(), policies)
+    policies = {policy.name: policy for policy in (Zipage(), Zipage2(), Random())}
+    known = Calibration(None, random_forecast(SHAPE.num_layers, SHAPE.num_kv_heads, SHAPE.head_dim))
+    compressor = KVCompressor(
+        cache, kernels_b.CompactionKernels(), policies, calibration_of=lambda _: known
+    )
     for name in policies:
         compressor.run(compactions(name))
+
+
+def random_forecast(num_layers: int, num_kv_heads: int, head_dim: int) -> Forecast:
+    weights = torch.randn(2, num_layers, num_kv_heads, head_dim).cuda().unbind()
+    ages, frequencies = torch.randn(num_layers, num_kv_heads), torch.rand(head_dim // 2)
+    return Forecast(*weights, ages.cuda(), frequencies.cuda())
 
 
 def draw_tail(
@@ -145,8 +156,6 @@ def forecasts() -> None:
     """Rows of two tiles, old slots and new ones, in a pool that ends where the last block does."""
     for heads, head_dim, dtype in ((8, 128, torch.bfloat16), (3, 14, torch.float32)):
         kv, slots, positions, _ = draw_tail(heads, 1, head_dim, 2, 150, 0.0)
-        weights = torch.randn(2, 2, heads, head_dim).cuda().unbind()
-        ages, frequencies = torch.randn(2, heads).cuda(), torch.rand(head_dim // 2).cuda()
         score, base = forecast.forecast_scores(
             kv.to(dtype),
             torch.randn(kv.shape[0], *kv.shape[2:4]).cuda(),
@@ -155,7 +164,7 @@ def forecasts() -> None:
             torch.tensor([131, 0], device="cuda"),
             torch.tensor([150, 90_000], device="cuda"),
             torch.tensor([1, 0], device="cuda"),
-            Forecast(*weights, ages, frequencies),
+            random_forecast(2, heads, head_dim),
         )
         torch.cuda.synchronize()
         assert math.isfinite(float((score + base).cpu().sum())), "a forecast is no number"
@@ -169,8 +178,8 @@ def main() -> None:
     forecasts()
     torch.cuda.synchronize()
     print("ran: store_kv, qk_norm_rope_store, store_lse, copy_blocks, expand_tails, scoring by our "
-          "kernel and by Triton's, combine_scores, forecast_scores, choosing, selecting, "
-          "hole filling")  # fmt: skip
+          "kernel and by Triton's, combine_scores, forecast_scores, choosing by blend and tiers, "
+          "selecting, hole filling")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -48,6 +48,13 @@ def event_ms(work: Callable[[], object], repeats: int = 10, warmups: int = 2) ->
     return statistics.median(times)
 
 
+def copy_rate() -> float:
+    """Bytes that the card reads and writes a second; the memory is free again afterwards."""
+    source = torch.empty(2**32, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / (event_ms(lambda: target.copy_(source)) / 1e3)
+
+
 def host_us(work: Callable[[], object], repeats: int = 20, warmups: int = 3) -> float:
     """Median host time of one call that returns before the device is done, in microseconds."""
     times = []
