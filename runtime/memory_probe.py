@@ -34,6 +34,14 @@ COSTLY_SAMPLING = SamplingParams(
 )
 
 
+# What most requests ask for. Their draws take little, but have kernels of their own.
+USUAL_SAMPLING = (
+    SamplingParams(max_tokens=2, temperature=1.0),
+    SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9),
+    SamplingParams(max_tokens=2, temperature=1.0, logprobs=0),
+)
+
+
 class Meter(NamedTuple):
     """Reads a card's memory, in bytes."""
 
@@ -130,10 +138,31 @@ def largest_step(worst: WorstCase) -> StepPlan:
     )
 
 
-def decodes(worst: WorstCase, num_rows: int) -> StepPlan:
-    """So many rows decode; `largest_step` set them up."""
+def usual_step(worst: WorstCase, sampling: SamplingParams) -> StepPlan:
+    """One row is set up, computes a token and draws one."""
     return StepPlan(
         step=1,
+        row_setups=(RowSetup(0, (0,), 1, sampling, seed=0),),
+        block_updates=(BlockUpdate(0, 0, worst.block_ids),),
+        chunks=(
+            Chunk(
+                row=0,
+                num_tokens=1,
+                token_ids=(0,),
+                position=0,
+                resident_start=0,
+                sample_rows=(0,),
+                query_slot=worst.query_slot(0),
+                prompt_score=None,
+            ),
+        ),
+    )
+
+
+def decodes(worst: WorstCase, num_rows: int) -> StepPlan:
+    """So many rows decode; the steps before set them up."""
+    return StepPlan(
+        step=2,
         block_updates=tuple(BlockUpdate(row, 0, worst.block_ids) for row in range(num_rows)),
         chunks=tuple(
             Chunk(
@@ -156,7 +185,7 @@ def largest_compaction(worst: WorstCase, policy: str) -> StepPlan:
     kept_blocks = worst.block_ids[: -(-worst.num_keep // worst.block_size)]
     num_blocks = -(-worst.tail_len // worst.block_size)
     return StepPlan(
-        step=2,
+        step=3,
         compactions=tuple(
             Compaction(
                 ident=row,
@@ -231,8 +260,10 @@ def card_meter(device: torch.device) -> Meter:
 
 
 def _run_worst_steps(runner: ModelRunner, worst: WorstCase) -> Iterator[None]:
-    """Yields after the step, the compactions, and the captures of the two largest buckets."""
+    """Yields after the steps, the compactions, and the captures of the two largest buckets."""
     runner.run(largest_step(worst))
+    for sampling in USUAL_SAMPLING:
+        runner.run(usual_step(worst, sampling))
     yield
     for policy in worst.compacted_by:
         runner.run(largest_compaction(worst, policy))

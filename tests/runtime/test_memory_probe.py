@@ -8,12 +8,14 @@ import torch
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.engine import Engine
 from zipage_lang.runtime.memory_probe import (
+    USUAL_SAMPLING,
     Meter,
     decodes,
     explained_out_of_memory,
     largest_compaction,
     largest_step,
     measure_needs,
+    usual_step,
     worst_case,
 )
 from zipage_lang.runtime.policies.registry import load_policies
@@ -86,6 +88,10 @@ def test_the_worst_steps_run_on_the_small_pool_and_use_what_the_options_allow(
     assert asked - worst.num_rows < step.num_tokens <= scheduler.max_step_tokens
     result = engine.runner.run(step)
     assert sorted(sample.row for sample in result.samples) == list(range(worst.num_rows))
+    for sampling in USUAL_SAMPLING:
+        assert [
+            sample.row for sample in engine.runner.run(usual_step(worst, sampling)).samples
+        ] == [0]
     assert worst.compacted_by
     for policy in worst.compacted_by:
         compaction = largest_compaction(worst, policy)

@@ -1,0 +1,25 @@
+"""No request waits for a compiler: what the usual ones need is there when the engine is."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "card" / "first_requests.py"
+LATER = {"bias"}  # rarely asked for, and edits in PyTorch before a draw of float32
+
+
+def test_a_started_engine_compiles_nothing_more():
+    """In a process of its own: kernels that another test has loaded would hide one."""
+    command = [sys.executable, "-P", str(SCRIPT)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ)
+    assert found.returncode == 0, found.stderr[-2000:]
+    compiled = json.loads(found.stdout.splitlines()[-1])["compiled"]
+    assert len(compiled) > len(LATER)
+    late = {kind: names for kind, names in compiled.items() if names and kind not in LATER}
+    assert not late, f"compiled when requests came: {late}"
