@@ -19,7 +19,7 @@ from zipage_lang.kernels.reference import kv_store as reference
 
 TILE_ELEMENTS = 16384  # of copy_blocks: 64 elements a thread at 8 warps
 LAYERS_PER_PROGRAM = 8  # of store_lse: 256 numbers at 32 query heads
-MAX_TILE_COPIES = 1024  # leaves 16 columns a tile, one 32-byte sector of bf16
+TILE_COPIES = (16, 128, 1024)  # the last leaves 16 columns a tile, one 32-byte sector of bf16
 
 
 def store_kv(layer_kv: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
@@ -100,7 +100,8 @@ def copy_blocks(pools: list[Tensor], src: Tensor, dst: Tensor) -> None:
 
     A program owns some columns of one layer in every copied block. It reads them from all of src
     before it writes any of dst, so chains (a block both read and written) come out as in the twin.
-    Above MAX_TILE_COPIES the blocks go through a buffer, layer by layer.
+    Tiles are made for few numbers of copies, so that few kernels are compiled; above the largest
+    the blocks go through a buffer, layer by layer.
 
     Args:
         pools: tensors [num_layers, num_blocks, ...], contiguous from the third axis on.
@@ -114,7 +115,7 @@ def copy_blocks(pools: list[Tensor], src: Tensor, dst: Tensor) -> None:
     if num_copies == 0:
         return
     for pool in pools:
-        if num_copies <= MAX_TILE_COPIES:
+        if num_copies <= TILE_COPIES[-1]:
             _copy_pool(pool, src, dst)
         else:
             for layer in pool.split(1):
@@ -124,7 +125,7 @@ def copy_blocks(pools: list[Tensor], src: Tensor, dst: Tensor) -> None:
 def _copy_pool(pool: Tensor, src: Tensor, dst: Tensor) -> None:
     assert pool[0, 0].is_contiguous(), (pool.shape, pool.stride())
     num_copies, row_size = len(src), pool[0, 0].numel()
-    copies = triton.next_power_of_2(num_copies)
+    copies = next(size for size in TILE_COPIES if size >= num_copies)
     columns = min(TILE_ELEMENTS // copies, 2048, triton.next_power_of_2(row_size))
     _copy_blocks_kernel[(triton.cdiv(row_size, columns), len(pool))](
         pool,
@@ -207,7 +208,7 @@ def _store_lse_kernel(
         tl.store(target, tl.load(source, mask=mask), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_copies"], do_not_specialize_on_alignment=["src", "dst"])
 def _copy_blocks_kernel(
     pool,
     src,

@@ -165,8 +165,17 @@ class StagedHostSwap:
     def take_memory(self) -> int:
         """Take all host memory now: pinning it in the middle of a step would stall the device.
 
+        Block 0, which holds nothing, goes there and back once, so that no step waits for kernels.
         Returns how many blocks it holds, which is less with a warning where the host gives less.
         """
+        num_blocks = self._take_chunks()
+        if num_blocks:
+            empty = [BlockSwap(block_id=0, host_id=0)]
+            self.swap_out(empty)
+            self.swap_in(empty)
+        return num_blocks
+
+    def _take_chunks(self) -> int:
         for number in range(self._num_chunks):
             if number not in self._chunks:
                 chunk = self._new_chunk()

@@ -24,7 +24,14 @@ from zipage_lang.runtime.out_of_memory import (
 )
 from zipage_lang.runtime.policies.policy import Policy
 from zipage_lang.runtime.sampling_params import SamplingParams
-from zipage_lang.runtime.step_plan import BlockUpdate, Chunk, Compaction, RowSetup, StepPlan
+from zipage_lang.runtime.step_plan import (
+    BlockCopy,
+    BlockUpdate,
+    Chunk,
+    Compaction,
+    RowSetup,
+    StepPlan,
+)
 
 NEVER_COMPACTS = "full"
 
@@ -36,10 +43,12 @@ COSTLY_SAMPLING = SamplingParams(
 
 # What most requests ask for. Their draws take little, but have kernels of their own.
 USUAL_SAMPLING = (
-    SamplingParams(max_tokens=2, temperature=1.0),
-    SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9),
-    SamplingParams(max_tokens=2, temperature=1.0, logprobs=0),
+    SamplingParams(max_tokens=2),
+    SamplingParams(max_tokens=2, top_p=0.9),
+    SamplingParams(max_tokens=2, logprobs=0),
+    SamplingParams(max_tokens=2, presence_penalty=0.5),
 )
+USUAL_COPIES = (1, 17)  # blocks copied for few branches at once, and for many
 
 
 class Meter(NamedTuple):
@@ -138,8 +147,16 @@ def largest_step(worst: WorstCase) -> StepPlan:
     )
 
 
-def usual_step(worst: WorstCase, sampling: SamplingParams) -> StepPlan:
-    """One row is set up, computes a token and draws one."""
+def usual_steps(worst: WorstCase) -> Iterator[StepPlan]:
+    """Small ones, for their kernels: draws by a row that keeps no query, and copies of blocks."""
+    for sampling in USUAL_SAMPLING:
+        yield _usual_draw(worst, sampling)
+    for count in USUAL_COPIES:
+        copies = tuple(BlockCopy(src=1, dst=block_id) for block_id in worst.block_ids[:count])
+        yield StepPlan(step=1, block_copies=copies)
+
+
+def _usual_draw(worst: WorstCase, sampling: SamplingParams) -> StepPlan:
     return StepPlan(
         step=1,
         row_setups=(RowSetup(0, (0,), 1, sampling, seed=0),),
@@ -152,7 +169,7 @@ def usual_step(worst: WorstCase, sampling: SamplingParams) -> StepPlan:
                 position=0,
                 resident_start=0,
                 sample_rows=(0,),
-                query_slot=worst.query_slot(0),
+                query_slot=None,
                 prompt_score=None,
             ),
         ),
@@ -262,8 +279,8 @@ def card_meter(device: torch.device) -> Meter:
 def _run_worst_steps(runner: ModelRunner, worst: WorstCase) -> Iterator[None]:
     """Yields after the steps, the compactions, and the captures of the two largest buckets."""
     runner.run(largest_step(worst))
-    for sampling in USUAL_SAMPLING:
-        runner.run(usual_step(worst, sampling))
+    for plan in usual_steps(worst):
+        runner.run(plan)
     yield
     for policy in worst.compacted_by:
         runner.run(largest_compaction(worst, policy))

@@ -11,7 +11,6 @@ import pytest
 pytestmark = pytest.mark.gpu
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "card" / "first_requests.py"
-LATER = {"bias"}  # rarely asked for, and edits in PyTorch before a draw of float32
 
 
 def test_a_started_engine_compiles_nothing_more():
@@ -20,6 +19,6 @@ def test_a_started_engine_compiles_nothing_more():
     found = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ)
     assert found.returncode == 0, found.stderr[-2000:]
     compiled = json.loads(found.stdout.splitlines()[-1])["compiled"]
-    assert len(compiled) > len(LATER)
-    late = {kind: names for kind, names in compiled.items() if names and kind not in LATER}
+    assert compiled
+    late = {kind: names for kind, names in compiled.items() if names}
     assert not late, f"compiled when requests came: {late}"

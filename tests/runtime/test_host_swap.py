@@ -217,9 +217,26 @@ def test_no_host_memory_is_taken_before_the_first_swap(num_host_blocks):
     swap.swap_in([])
 
 
+def test_with_the_memory_both_ways_are_gone_once_and_nothing_has_changed():
+    lanes = EagerLane(), LazyLane(), LazyLane()
+    runs = []
+    for lane in lanes:
+        lane.run = lambda work, after, lane=lane, run=lane.run: (
+            runs.append(lane) or run(work, after)
+        )
+    cache = make_cache()
+    before = [pool.clone() for pool in cache.block_pools]
+    assert make_staged(cache, lanes).take_memory() == NUM_HOST_BLOCKS
+    steps, outward, inward = lanes
+    assert runs == [steps, outward, inward, steps]
+    run_in_any_order(lanes, random.Random(0))
+    assert all(map(torch.equal, cache.block_pools, before))
+
+
 def test_no_swap_space_is_allowed():
     lanes = (EagerLane(), EagerLane(), EagerLane())
     swap = StagedHostSwap(make_cache(), 0, choose_backend("cpu"), *lanes)
+    assert swap.take_memory() == 0
     swap.swap_out([])
     swap.swap_in([])
     assert swap.host_bytes == 0

@@ -8,6 +8,7 @@ import torch
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.engine import Engine
 from zipage_lang.runtime.memory_probe import (
+    USUAL_COPIES,
     USUAL_SAMPLING,
     Meter,
     decodes,
@@ -15,7 +16,7 @@ from zipage_lang.runtime.memory_probe import (
     largest_compaction,
     largest_step,
     measure_needs,
-    usual_step,
+    usual_steps,
     worst_case,
 )
 from zipage_lang.runtime.policies.registry import load_policies
@@ -88,10 +89,9 @@ def test_the_worst_steps_run_on_the_small_pool_and_use_what_the_options_allow(
     assert asked - worst.num_rows < step.num_tokens <= scheduler.max_step_tokens
     result = engine.runner.run(step)
     assert sorted(sample.row for sample in result.samples) == list(range(worst.num_rows))
-    for sampling in USUAL_SAMPLING:
-        assert [
-            sample.row for sample in engine.runner.run(usual_step(worst, sampling)).samples
-        ] == [0]
+    usual = [engine.runner.run(plan).samples for plan in usual_steps(worst)]
+    drawn_rows = [[sample.row for sample in samples] for samples in usual]
+    assert drawn_rows == [[0]] * len(USUAL_SAMPLING) + [[]] * len(USUAL_COPIES)
     assert worst.compacted_by
     for policy in worst.compacted_by:
         compaction = largest_compaction(worst, policy)

@@ -112,7 +112,7 @@ def test_copy_blocks_reads_every_source_before_it_writes(device):
 
 
 def test_copy_blocks_beyond_one_tile_equals_its_twin(device, monkeypatch):
-    monkeypatch.setattr(kv_store, "MAX_TILE_COPIES", 4)
+    monkeypatch.setattr(kv_store, "TILE_COPIES", (2, 4))
     pool = random_tensor(3, 12, 6, dtype=torch.float32, device=device)
     before, src = pool.clone(), torch.arange(12, device=device)
     kv_store.copy_blocks([pool], src, src.roll(5))
