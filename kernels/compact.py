@@ -198,7 +198,7 @@ def _ranks(first, second, SLOTS: tl.constexpr):
     """How many of each kind lie before a slot. int32 [SLOTS] each; in one scan, as halves of a
     number: no more than SLOTS - 1 lie before one that is of the kind itself."""
     first, second = first.to(tl.int32), second.to(tl.int32)
-    if SLOTS <= 2**15:
+    if SLOTS < 2**15:
         both = tl.cumsum(first + (second << 16), axis=0)
         return (both & 0xFFFF) - first, (both >> 16) - second
     both = tl.cumsum(first.to(tl.int64) + (second.to(tl.int64) << 32), axis=0)

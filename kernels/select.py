@@ -157,7 +157,8 @@ def kept_slots(score, at, real, wanted):
 
 @triton.jit
 def _highest_with(values, real, wanted):
-    """An int32 that just `wanted` of the real values reach; else the highest that more of them do.
+    """An int32 that just `wanted` of the real values reach; else the highest that more of them do,
+    and where there are fewer the lowest of all.
 
     Found bit by bit from the top, which ends where the count is right: of distinct values after
     some 20 bits. Flipping the top bit of the lowest int32 gives 0; the lower bits are then set as

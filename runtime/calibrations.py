@@ -62,5 +62,10 @@ class Calibrations:
         )
 
 
+def needs_calibration(policy: Policy) -> bool:
+    """Whether `prepare` would measure anything for this policy."""
+    return _needs(policy, "query_stats") or _needs(policy, "forecast")
+
+
 def _needs(policy: Policy, what: str) -> bool:
     return bool(getattr(policy, f"needs_{what}", False))

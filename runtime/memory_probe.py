@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from zipage_lang.runtime.calibrations import needs_calibration
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.decode_graphs import buckets_up_to
 from zipage_lang.runtime.limits import Limits
@@ -99,12 +100,14 @@ class WorstCase:
 
 
 def worst_case(config: EngineConfig, limits: Limits, policies: Mapping[str, Policy]) -> WorstCase:
-    """What these options allow. The costliest policy is the one with the most queries.
+    """What these options allow. The costliest policy is the one with the most queries, of those
+    that need no calibration: only the usual one, which requests get that name none, has its own.
 
-    The usual one, which requests get that name none, is another as a rule, with kernels of its own.
+    That is another as a rule, with kernels of its own.
     """
     compression, scheduler = config.compression, config.scheduler
-    costliest = max(policies.values(), key=lambda policy: policy.num_queries)
+    ready = [policy for policy in policies.values() if not needs_calibration(policy)]
+    costliest = max(ready, key=lambda policy: policy.num_queries)
     usual = compression.policy if compression.kv_mode != "off" else NEVER_COMPACTS
     compacted_by = dict.fromkeys([costliest.name, usual])
     compacted_by.pop(NEVER_COMPACTS, None)

@@ -117,6 +117,19 @@ def test_the_policy_that_requests_get_has_its_kernels_before_the_first_of_them(
     assert worst.compacted_by == expected
 
 
+@pytest.mark.parametrize("need", ["needs_forecast", "needs_query_stats"])
+def test_a_policy_that_nobody_calibrated_is_not_run_at_the_start(model_folder, need):
+    class Greedy:
+        name, num_queries, num_recent, num_sinks = "mine", 64, 0, 0
+
+    setattr(Greedy, need, True)
+    engine, _ = make_engine(model_folder, kv_mode="off")
+    policies = {policy.name: policy for policy in (*load_policies().values(), Greedy())}
+    worst = worst_case(engine.config, engine.limits, policies)
+    assert worst.compacted_by == ("zipage",)
+    assert worst.num_queries == policies["zipage"].num_queries
+
+
 def test_each_part_is_what_the_meter_grew_by(model_folder):
     _, worst = make_engine(model_folder)
     engine, worst = make_engine(model_folder, num_blocks=worst.num_blocks)

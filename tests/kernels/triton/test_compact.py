@@ -60,7 +60,8 @@ WORLDS = [
     ((130, 50), (64, 50), 64, torch.float32),
     ((33, 1), (3, 1), 1, torch.bfloat16),
     ((150, 140), (75, 139), 16, torch.float32),
-    ((33_000, 70), (20_000, 69), 16, torch.bfloat16),  # ranks that fill half an int32
+    ((16_384, 70), (9_000, 69), 16, torch.bfloat16),  # the most slots whose ranks share an int32
+    ((16_385, 70), (9_000, 69), 16, torch.bfloat16),
     pytest.param(
         (2304, 5000, 2100), (2048, 2048, 1), 16, torch.bfloat16, marks=pytest.mark.gpu
     ),
