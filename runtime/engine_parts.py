@@ -20,7 +20,7 @@ from zipage_lang.runtime.kv_cache import KVCache, KVShape
 from zipage_lang.runtime.kv_compressor import KVCompressor
 from zipage_lang.runtime.laps import Laps
 from zipage_lang.runtime.limits import Limits
-from zipage_lang.runtime.memory_probe import card_meter, measure_needs, worst_case
+from zipage_lang.runtime.memory_probe import card_meter, measure_needs
 from zipage_lang.runtime.memory_sizing import (
     GIB,
     NUM_DUMMY_BLOCKS,
@@ -35,6 +35,7 @@ from zipage_lang.runtime.policies.registry import Policies, load_policies
 from zipage_lang.runtime.query_stats import measure_query_stats
 from zipage_lang.runtime.row_tables import RowTables
 from zipage_lang.runtime.sampler import MakeConstraint, Sampler
+from zipage_lang.runtime.worst_case import worst_case
 
 log = logging.getLogger("zipage.engine")
 start_log = logging.getLogger("zipage.start")

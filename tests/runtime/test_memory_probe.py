@@ -7,19 +7,17 @@ import torch
 
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.engine import Engine
-from zipage_lang.runtime.memory_probe import (
+from zipage_lang.runtime.memory_probe import Meter, explained_out_of_memory, measure_needs
+from zipage_lang.runtime.policies.registry import load_policies
+from zipage_lang.runtime.worst_case import (
     USUAL_COPIES,
     USUAL_SAMPLING,
-    Meter,
     decodes,
-    explained_out_of_memory,
     largest_compaction,
     largest_step,
-    measure_needs,
     usual_steps,
     worst_case,
 )
-from zipage_lang.runtime.policies.registry import load_policies
 
 OPTIONS = {
     "max_running": 5,
