@@ -129,9 +129,10 @@ class Backend(Protocol):
     device: torch.device
 
     # residual_stream.py: what layers read normalised and add to. Where norms and additions happen
-    # is the backend's business, so a stream is read and written by the acts on it alone
+    # is the backend's business, so a stream is read, cut and written by the acts on it alone
     def open_stream(self, hidden: Tensor, eps: float) -> Any: ...
     def normed_stream(self, stream: Any, weight: Tensor) -> Tensor: ...
+    def rows_of_stream(self, stream: Any, index: Tensor) -> Any: ...
 
     # linear.py: prepare each weight [out_size, in_size] once, multiply rows with it every step. A
     # weight that reads a stream is prepared with that of the norm between them

@@ -42,6 +42,7 @@ class CpuBackend:
     attention: Any = staticmethod(attention.attention)
     open_stream: Any = staticmethod(ResidualStream)
     normed_stream: Any = staticmethod(ResidualStream.normed)
+    rows_of_stream: Any = staticmethod(ResidualStream.of_rows)
 
     def __init__(self) -> None:
         products = linear.LinearProducts()

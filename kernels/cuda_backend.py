@@ -83,6 +83,7 @@ class CudaBackend:
 
     open_stream = staticmethod(ResidualStream)
     normed_stream = staticmethod(ResidualStream.normed)
+    rows_of_stream = staticmethod(ResidualStream.of_rows)
     store_kv = staticmethod(kv_store.store_kv)
     store_lse = staticmethod(kv_store.store_lse)
     copy_blocks = staticmethod(kv_store.copy_blocks)

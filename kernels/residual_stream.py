@@ -40,6 +40,10 @@ class ResidualStream:
         """Take a sum that was made elsewhere, with its squares."""
         self._values, self._waiting, self._squares = values, None, squares
 
+    def of_rows(self, index: Tensor) -> "ResidualStream":
+        """A stream of these rows alone. index: int64 [num_chosen]."""
+        return ResidualStream(self.values.index_select(0, index), self.eps)
+
     def normed(self, weight: Tensor | None) -> Tensor:
         """values / rms(values) * weight in one launch; None multiplies by nothing."""
         if self._waiting is None:

@@ -27,6 +27,7 @@ class StrictCpuBackend(CpuBackend):
 
     open_stream = staticmethod(strict_ops.StrictStream)
     normed_stream = staticmethod(strict_ops.StrictStream.normed)
+    rows_of_stream = staticmethod(strict_ops.StrictStream.of_rows)
     qk_norm_rope_store = staticmethod(strict_ops.qk_norm_rope_store)
     rms_norm = staticmethod(strict_ops.rms_norm)
     rope = staticmethod(strict_ops.rope)

@@ -15,6 +15,7 @@ from zipage_lang.runtime.forward_batch import ForwardBatch
 from zipage_lang.runtime.kv_cache import KVCache
 from zipage_lang.runtime.row_tables import RowTables
 from zipage_lang.runtime.step_plan import Chunk
+from zipage_lang.runtime.wanted_states import wanted_tokens
 
 
 class BatchBuilder:
@@ -33,13 +34,15 @@ class BatchBuilder:
         positions = np.array([chunk.position for chunk in chunks])[owner] + offset
         resident_starts = np.array([chunk.resident_start for chunk in chunks])
         tables = self._tables.of_rows(rows)
+        wanted = wanted_tokens(chunks, starts)  # [num_wanted]
         return ForwardBatch(
             token_ids=self._token_ids(chunks, starts, last_token_ids),
             positions=self._to_device(positions),
             slots=self._to_device(self._slots(tables, owner, resident_starts[owner] + offset)),
             attention_plan=self._plan_attention(tables, starts, resident_starts + lens),
             ring_slots=self._ring_slots(chunks, starts),
-            logits_index=self._to_device(self._logits_index(chunks, starts)),
+            wanted=None if len(wanted) == starts[-1] else self._to_device(wanted),
+            logits_index=self._to_device(self._logits_index(chunks, starts, wanted)),
         )
 
     def _token_ids(self, chunks: Sequence[Chunk], starts: np.ndarray, last: Tensor) -> Tensor:
@@ -89,10 +92,12 @@ class BatchBuilder:
             ring_slots[starts[index] + kept] = entries
         return self._to_device(ring_slots)
 
-    def _logits_index(self, chunks: Sequence[Chunk], starts: np.ndarray) -> np.ndarray:
-        """The last token of each chunk that draws."""
+    def _logits_index(
+        self, chunks: Sequence[Chunk], starts: np.ndarray, wanted: np.ndarray
+    ) -> np.ndarray:
+        """Where the last token of each chunk that draws stands among the wanted ones."""
         ends = [starts[i + 1] - 1 for i, chunk in enumerate(chunks) if chunk.sample_rows]
-        return np.array(ends, dtype=np.int64)
+        return np.searchsorted(wanted, np.array(ends, dtype=np.int64))
 
     def _to_device(self, values: np.ndarray) -> Tensor:
         return send_array(values, self._backend.device)

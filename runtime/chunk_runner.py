@@ -23,6 +23,7 @@ from zipage_lang.runtime.out_of_memory import Retries
 from zipage_lang.runtime.row_tables import RowTables
 from zipage_lang.runtime.sampler import Sampler
 from zipage_lang.runtime.step_plan import Chunk, PromptLogprobs, PromptScore, TokenLogprobs
+from zipage_lang.runtime.wanted_states import wanted_of
 
 LOGPROB_LINES = 64  # prompt positions whose logits are made at a time; bounds their memory
 
@@ -85,7 +86,7 @@ class ChunkRunner:
             logits = self._graphs.run(chunks)  # [num_chunks, vocab_size]
             return ChunkResults((self._draw(logits, [chunk.row for chunk in chunks]),))
         batch = self._batches.build(chunks, self._sampler.last_token_ids)
-        hidden = self._model.forward(batch, self._cache)  # [num_tokens, hidden_size]
+        hidden = self._model.forward(batch, self._cache)  # [num_wanted, hidden_size]
         prompt_logprobs = self._prompt_logprobs(chunks, hidden)
         return ChunkResults(self._sample(chunks, batch, hidden), prompt_logprobs)
 
@@ -113,10 +114,9 @@ class ChunkRunner:
         found, start = [], 0
         for chunk in chunks:
             if chunk.prompt_score is not None:
-                first = start + chunk.prompt_score.first
-                states = hidden[first : first + len(chunk.prompt_score.next_token_ids)]
+                states = hidden[start : start + len(chunk.prompt_score.next_token_ids)]
                 found.append(PromptLogprobs(chunk.row, self._score(chunk.prompt_score, states)))
-            start += chunk.num_tokens
+            start += len(wanted_of(chunk))
         return tuple(found)
 
     def _score(self, wanted: PromptScore, hidden: Tensor) -> tuple[TokenLogprobs, ...]:

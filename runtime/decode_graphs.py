@@ -210,6 +210,7 @@ class DecodeGraphs:
                 slots=slots,
                 attention_plan=attention_plan,
                 ring_slots=ring_slots if kind.has_queries else None,
+                wanted=None,
                 logits_index=token_index,
             )
             return self._model.logits(self._model.forward(batch, self._cache))

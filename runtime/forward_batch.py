@@ -20,4 +20,6 @@ class ForwardBatch:
     # int64 [num_tokens]: query_slot * window + position % window, the ring entry a token's query is
     # kept in for later scoring, all distinct; -1: not kept. None: no query of this step is kept
     ring_slots: Tensor | None
-    logits_index: Tensor  # int64 [num_logits], the tokens whose logits are wanted
+    # int64 [num_wanted], the tokens whose final hidden state is read. None: those of all tokens
+    wanted: Tensor | None
+    logits_index: Tensor  # int64 [num_logits], which of the wanted states logits are made of

@@ -128,6 +128,7 @@ class TextWriter:
             slots=slots.to(device),
             attention_plan=plan,
             ring_slots=each * window + position % window,
+            wanted=None,
             logits_index=each,
         )
 

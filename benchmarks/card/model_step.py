@@ -98,6 +98,7 @@ class DecodeStep:
             slots=self._slots,
             attention_plan=plan,
             ring_slots=None,
+            wanted=None,
             logits_index=torch.arange(self.num_rows, device=device),
         )
 

@@ -42,7 +42,7 @@ class Decoder:
 
         Queries go there layer by layer, their log-sum-exps at the end: one launch for all layers.
 
-        Returns the hidden state after the final norm, [num_tokens, hidden_size].
+        Returns the wanted hidden states after the final norm, [num_wanted, hidden_size].
         """
         backend, eps = self.backend, self.arch.rms_norm_eps
         rotary = self.rotary.at(batch.positions)
@@ -50,8 +50,8 @@ class Decoder:
         stream = backend.open_stream(embedded, eps)
         lse = self._lse_memory(batch)
         for layer in self.layers:
-            layer.attention(stream, rotary, batch, cache, backend, lse)
-            layer.mlp(stream, backend)
+            wanted = batch.wanted if layer is self.layers[-1] else None
+            stream = layer(stream, rotary, batch, cache, backend, lse, wanted)
         if batch.ring_slots is not None and lse is not None:
             backend.store_lse(cache.query_lse, batch.ring_slots, lse)
         # Not prepared into the head: that may be the embedding, and to copy it costs over 1 GB.

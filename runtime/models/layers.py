@@ -24,7 +24,10 @@ class HeadNorms:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBlock:
-    """Projects, rotates, stores K and V, attends, and keeps the queries that scoring asks for."""
+    """Projects, rotates, stores K and V, attends, and keeps the queries that scoring asks for.
+
+    What comes of it goes through `out` into the stream: of all tokens, or of those still wanted.
+    """
 
     layer: int
     qkv: Any  # from Backend.prepare_linear with its norm; `out` and the MLP's `down` without
@@ -39,11 +42,13 @@ class AttentionBlock:
         cache: KVCache,
         backend: Backend,
         lse_out: Tensor | None,
-    ) -> None:
-        """Read the residual stream and add to it; writes into the cache's layer.
+    ) -> Tensor:
+        """Read the residual stream and write into the cache's layer.
 
         lse_out: float32 [num_layers, num_tokens, num_q_heads]; this layer's part gets the
             log-sum-exps. None: they are not wanted.
+
+        Returns what `out` takes, [num_tokens, num_q_heads * head_dim].
         """
         layer_kv = cache.kv[self.layer]
         norms = self.norms
@@ -61,7 +66,7 @@ class AttentionBlock:
         scale = q.shape[2] ** -0.5
         lse = None if lse_out is None else lse_out[self.layer]
         out, _ = backend.attention(q, layer_kv, batch.attention_plan, scale, lse is not None, lse)
-        backend.add_linear(stream, out.flatten(1), self.out)
+        return out.flatten(1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,3 +88,31 @@ class DecoderLayer:
 
     attention: AttentionBlock
     mlp: GatedMlp
+
+    def __call__(
+        self,
+        stream: Any,
+        rotary: tuple[Tensor, Tensor],
+        batch: ForwardBatch,
+        cache: KVCache,
+        backend: Backend,
+        lse_out: Tensor | None,
+        wanted: Tensor | None,
+    ) -> Any:
+        """Read the residual stream, write into the cache's layer, add to the stream.
+
+        Args:
+            lse_out: as for `AttentionBlock`.
+            wanted: int64 [num_wanted], the tokens to go on with behind the attention; None: all.
+                The others are only attended to.
+
+        Returns the stream of the tokens to go on with.
+        """
+        attended = self.attention(stream, rotary, batch, cache, backend, lse_out)
+        if wanted is not None:
+            stream = backend.rows_of_stream(stream, wanted)
+            attended = attended.index_select(0, wanted)  # [num_wanted, num_q_heads * head_dim]
+        if len(attended) > 0:
+            backend.add_linear(stream, attended, self.attention.out)
+            self.mlp(stream, backend)
+        return stream

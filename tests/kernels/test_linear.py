@@ -121,6 +121,22 @@ def test_cpu_backends_share_no_budget():
     assert first.linear.__self__ is not second.linear.__self__
 
 
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize("index", [[], [2], [4, 0, 1]])
+def test_rows_of_a_stream_hold_all_that_was_added_to_it(is_strict, index):
+    backend = choose_backend("cpu", deterministic=is_strict)
+    weight, bias = make_weight(29, 32)
+    scale, hidden, x = torch.randn(29), torch.randn(5, 29), torch.randn(5, 32)
+    stream = backend.open_stream(hidden, 1e-3)
+    backend.add_linear(stream, x, backend.prepare_linear(weight, bias))
+    chosen = torch.tensor(index, dtype=torch.int64)
+    cut = backend.rows_of_stream(stream, chosen)
+    whole = backend.normed_stream(stream, scale)
+    assert torch.equal(backend.normed_stream(cut, scale), whole[chosen])
+    backend.add_linear(cut, x[chosen], backend.prepare_linear(weight, bias))
+    assert torch.equal(backend.normed_stream(stream, scale), whole), "the cut is one of its own"
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_stream_is_normalised_multiplied_and_added_to_as_by_hand(dtype):
     backend = choose_backend("cpu")

@@ -51,7 +51,7 @@ class HashModel:
         self.hidden = torch.empty(0)  # of the last forward
 
     def forward(self, batch: ForwardBatch, cache: KVCache) -> Tensor:
-        """Sums of what each token reads, float32 [num_tokens, num_sums], whole numbers."""
+        """Sums of what each wanted token reads, float32 [num_wanted, num_sums], whole numbers."""
         token_ids, positions = batch.token_ids.tolist(), batch.positions.tolist()
         histories = [
             extend_history(before, token_id)
@@ -71,7 +71,7 @@ class HashModel:
         if batch.ring_slots is not None:
             self.backend.store_lse(cache.query_lse, batch.ring_slots, torch.stack(lses))
         self.hidden = torch.cat(sums, dim=1)
-        return self.hidden
+        return self.hidden if batch.wanted is None else self.hidden[batch.wanted]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [num_logits, vocab_size]."""

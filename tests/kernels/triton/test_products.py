@@ -275,3 +275,20 @@ def test_a_card_without_the_library_is_told_of_once_and_uses_cublas(
     told = [message for message in caplog.messages if "there is no nvcc" in message]
     assert len(told) == num_loads
     assert card.prepare(torch.ones(64, 64, dtype=torch.bfloat16), None).hopper is None
+
+
+@pytest.mark.parametrize("index", [[], [3], [4, 0]])
+def test_rows_of_a_stream_hold_what_waits_to_be_added(device, index):
+    kinds = {"dtype": torch.float32, "device": device}
+    first, second, third = (random_tensor(5, 64, seed=seed, **kinds) for seed in range(3))
+    weight = random_tensor(64, seed=4, **kinds)
+    stream = ResidualStream(first, EPS)
+    stream.replace(first, first.square().sum(1)[None])
+    stream.add(second)
+    chosen = torch.tensor(index, dtype=torch.int64, device=device)
+    cut = stream.of_rows(chosen)
+    assert cut.squares is None, "they would be of all rows"
+    cut.add(third[chosen])
+    torch.testing.assert_close(cut.values, (first + second + third)[chosen])
+    torch.testing.assert_close(cut.normed(weight), normalised(cut.values, weight).float())
+    torch.testing.assert_close(stream.values, first + second)

@@ -100,6 +100,12 @@ class PagedDriver:
     @torch.inference_mode()
     def feed(self, chunks, ring_slots: torch.Tensor | None = None):
         """chunks: sequence number -> its next tokens. Returns the logits of each chunk's tokens."""
+        logits = self.logits_of(None, chunks, ring_slots)
+        return dict(zip(chunks, logits.split([len(ids) for ids in chunks.values()]), strict=True))
+
+    @torch.inference_mode()
+    def logits_of(self, wanted, chunks, ring_slots: torch.Tensor | None = None):
+        """As `feed`, of these tokens of the step alone, [num_wanted, vocab_size]; None: of all."""
         seqs, sizes = list(chunks), [len(ids) for ids in chunks.values()]
         starts = [self.lens[seq] for seq in seqs]
         positions = torch.cat(
@@ -115,11 +121,11 @@ class PagedDriver:
             slots=blocks * self.block_size + positions % self.block_size,
             attention_plan=self._plan(seqs, sizes),
             ring_slots=ring_slots,
-            logits_index=torch.arange(len(positions)),
+            wanted=None if wanted is None else torch.tensor(wanted, dtype=torch.int64),
+            logits_index=torch.arange(len(positions) if wanted is None else len(wanted)),
         )
         hidden = self.model.forward(batch, self.cache)
-        logits = self.model.logits(hidden[batch.logits_index]).float()
-        return dict(zip(seqs, logits.split(sizes), strict=True))
+        return self.model.logits(hidden[batch.logits_index]).float()
 
     def _plan(self, seqs, sizes):
         metadata = AttentionBatch(

@@ -115,6 +115,24 @@ def test_bfloat16_is_close_to_transformers_in_bfloat16(make_twin, make_driver, p
     assert our_error < 0.05 * exact.abs().mean()
 
 
+@pytest.mark.parametrize("wanted", [[], [0], [4, 30], [31, 32, 33], [*range(5), 33]])
+def test_wanted_states_alone_are_those_among_all(make_twin, make_driver, prompts, wanted):
+    loaded = make_twin("qwen3", head_dim=16, num_hidden_layers=3).load()
+    chunks = {1: prompts[1][:5], 0: prompts[0][:12], 2: prompts[2][:17]}
+    ring_slots = torch.full((34,), -1)
+    ring_slots[[4, 33]] = torch.tensor([3, 6])
+    whole, cut = (make_driver(loaded, num_seqs=3, max_len=48, block_size=4) for _ in range(2))
+    expected = whole.logits_of(None, chunks, ring_slots)
+    found = cut.logits_of(wanted, chunks, ring_slots)
+    assert found.shape == (len(wanted), expected.shape[1])
+    assert_close(found, expected[wanted])
+    for name in ("kv", "queries", "query_lse"):  # of all tokens, whoever is wanted
+        parts = (getattr(driver.cache, name).nan_to_num(7.0) for driver in (cut, whole))
+        assert_close(*parts)
+    following = {seq: [prompts[seq][len(ids)]] for seq, ids in chunks.items()}
+    assert_close(cut.logits_of(None, following), whole.logits_of(None, following))
+
+
 def kept_by_hand(driver, seq, entry):
     """The log-sum-exps of a kept query that is its sequence's last: [num_layers, num_q_heads]."""
     cache, num = driver.cache, driver.lens[seq]
