@@ -1,6 +1,7 @@
 """Paged attention on the card: eager steps, and what all launches share.
 
-Our own kernel attends to decodes where it is made for their shape, FlashInfer to all else.
+Our own kernel attends to decodes where it is made for their shape, FlashInfer to all else: of its
+kernels that for Hopper to prompts, where it is the faster one.
 Knows nothing of requests, policies or how the blocks were filled.
 
 A step's sequences run as two launches: the leading run of decodes (queries in tiles of 16 rows,
@@ -31,6 +32,8 @@ from zipage_lang.kernels.hopper.attention import DecodePart, HopperDecodes
 from zipage_lang.kernels.host_rows import HostRows
 from zipage_lang.kernels.merge import merge_parts
 from zipage_lang.kernels.plan_buffers import PlanBuffers
+from zipage_lang.kernels.prompt_attention import TILE_TOKENS, PromptAttention, PromptPart
+from zipage_lang.kernels.prompt_choice import is_for_hopper
 
 _MAX_TILE_ROWS = 128  # query rows of FlashInfer's largest tile
 CTAS_PER_SM = 2  # what FlashInfer's plan fills the card with
@@ -46,11 +49,14 @@ class AttentionPart:
     workspace: Tensor  # FlashInfer's index workspace
 
 
+Part = AttentionPart | DecodePart | PromptPart
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """The launches of one step, in the order of its tokens; valid until the next plan."""
 
-    parts: tuple["AttentionPart | DecodePart", ...]
+    parts: tuple[Part, ...]
     # Grouped: int32 [num_tokens] on the device, 1 where the one launch attends to a token's shared
     # prefix apart from its own slots. None: every part attends to all slots of its tokens.
     has_shared: Tensor | None = None
@@ -69,6 +75,7 @@ class FlashInferAttention:
         self._decode_buffers = PlanBuffers(device)
         self._rest_buffers = PlanBuffers(device)
         self._hopper: HopperDecodes | None = None
+        self._prompts: dict[int, PromptAttention | None] = {}  # by head_dim
 
     def plan_attention(
         self,
@@ -87,7 +94,7 @@ class FlashInferAttention:
         heads = Heads(num_q_heads, num_kv_heads, head_dim, block_size)
         rows = HostRows.of(batch)
         num_decodes = rows.num_leading_decodes
-        parts: list[AttentionPart | DecodePart] = []
+        parts: list[Part] = []
         if num_decodes > 0:
             decodes = rows.sliced(0, num_decodes)
             hopper = self.hopper_for(heads)
@@ -96,8 +103,7 @@ class FlashInferAttention:
             else:
                 parts.append(hopper.plan(decodes, heads, self._decode_buffers))
         if num_decodes < rows.num_seqs:
-            rest = rows.sliced(num_decodes, rows.num_seqs)
-            parts.append(self.plan_part(rest, heads, self._rest_buffers))
+            parts.append(self._plan_rest(rows.sliced(num_decodes, rows.num_seqs), heads))
         return AttentionPlan(tuple(parts))
 
     def attention(
@@ -146,7 +152,7 @@ class FlashInferAttention:
 
     def _run_part(
         self,
-        part: AttentionPart | DecodePart,
+        part: Part,
         q: Tensor,
         layer_kv: Tensor,
         out: Tensor,
@@ -156,6 +162,11 @@ class FlashInferAttention:
         if isinstance(part, DecodePart):
             assert self._hopper is not None
             self._hopper.run(part, q, layer_kv, out, lse, scale)
+            return
+        if isinstance(part, PromptPart):
+            prompts = self._prompts[q.shape[2]]
+            assert prompts is not None
+            prompts.run(part, q, layer_kv, out, lse, scale)
             return
         workspaces = self._partials, part.workspace
         module = self.module(q.shape[2])
@@ -218,6 +229,26 @@ class FlashInferAttention:
         return AttentionPart(
             num_tokens, launch, rows.views(buffers.entries, heads), buffers.workspace
         )
+
+    def _plan_rest(self, rows: HostRows, heads: Heads) -> AttentionPart | PromptPart:
+        """Plan one launch over sequences of several tokens, and decodes among them."""
+        prompts = self.prompts_for(heads.head_dim)
+        if prompts is not None and is_for_hopper(
+            rows.q_lens,
+            rows.kv_lens,
+            heads.num_q_heads,
+            heads.num_kv_heads,
+            TILE_TOKENS[heads.head_dim],
+            num_sms(self.device),
+        ):
+            return prompts.plan(rows, heads, self._rest_buffers)
+        return self.plan_part(rows, heads, self._rest_buffers)
+
+    def prompts_for(self, head_dim: int) -> PromptAttention | None:
+        """FlashInfer's kernel for Hopper, loaded on first use, where there is one."""
+        if head_dim not in self._prompts:
+            self._prompts[head_dim] = PromptAttention.load(self.device, self._dtype, head_dim)
+        return self._prompts[head_dim]
 
     def reserve_partials(self, heads: Heads) -> None:
         """Make room for the partial outputs of split sequences.

@@ -11,18 +11,14 @@ is how FlashInfer is meant to be extended; what the kernel computes is FlashInfe
 
 import enum
 import functools
-import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from zipage_lang.kernels.build_progress import shown_build
-from zipage_lang.kernels.setup_error import SetupError
+from zipage_lang.kernels.flashinfer_build import Library, Variant
 
-TESTED_VERSION = "0.6.11"
-HEAD_DIMS = (64, 128, 256)
 DECODE_TILE_ROWS = 16  # query rows of the smallest tile; a row is one token and one query head
 ELEMENT_BYTES = 2  # bfloat16 or float16
 
@@ -219,9 +215,7 @@ class PagedAttentionModule:
 # What differs from FlashInfer's own: asked to, a launch lets the kernel behind it start as soon as
 # all of its CTAs have, on multiprocessors that they leave one by one; FlashInfer lets it when they
 # end. The kernel behind must wait for this one before it reads anything but constants.
-_SCALARS = {"sm_scale": "double", "releases_early": "int64_t"}  # the last arguments of `paged_run`
-_VARIANT_NAME = "ReleasingAttention"
-_VARIANT = """
+_SOURCE = """
 #include <flashinfer/attention/variants.cuh>
 struct ReleasingAttention : DefaultAttention<false, false, false, false> {
   template <typename Params>
@@ -234,6 +228,9 @@ struct ReleasingAttention : DefaultAttention<false, false, false, false> {
   }
 };
 """
+_SCALARS = {"sm_scale": "double", "releases_early": "int64_t"}
+_VARIANT = Variant("fa2", "ReleasingAttention", _SOURCE, _SCALARS)
+_NOTE = "about half a minute on 16 cores"
 # (Row, KV head) pairs of decodes that are faster so: more than an H200 has multiprocessors, up to
 # 192 rows of 8 heads. Within a step of 36 layers it saves 0.07 to 0.17 ms (64 to 160 rows; 192
 # rows: none or 0.17); from 20 rows on `benchmarks/card/decode_ways.py` shows it.
@@ -249,67 +246,21 @@ def releases_early(info: PlanInfo, num_kv_heads: int) -> bool:
 def build_attention(dtype: torch.dtype, head_dim: int) -> Path:
     """The compiled library's file; builds it, with progress shown, where it is missing.
 
-    Needs nvcc for that, but no card: FLASHINFER_CUDA_ARCH_LIST=9.0a names one.
     Raises SetupError when FlashInfer is missing, of a version not tested, or lacks the head size.
     """
-    spec = _spec(dtype, head_dim)
-    if not spec.is_compiled:
-        what = f"FlashInfer's attention ({dtype}, head size {head_dim})"
-        note = f"about half a minute on 16 cores, once; kept in {spec.build_dir}"
-        with shown_build(what, note, spec.build_dir, num_files=len(spec.sources) + 1):
-            spec.build(verbose=False)
-    return Path(spec.get_library_path())
+    return _library(dtype, head_dim).build(_NOTE)
 
 
 def is_built(dtype: torch.dtype, head_dim: int) -> bool:
     """Whether a start would find the compiled library. Raises as `build_attention`."""
-    return bool(_spec(dtype, head_dim).is_compiled)
-
-
-def check_head_dim(head_dim: int) -> None:
-    """Raises SetupError where FlashInfer has no attention for heads of this size."""
-    if head_dim not in HEAD_DIMS:
-        raise SetupError(
-            f"FlashInfer has no attention for head size {head_dim}, only for {HEAD_DIMS}; "
-            "use dtype='float32' or backend='cpu'"
-        )
+    return _library(dtype, head_dim).is_built
 
 
 @functools.cache
 def _load(dtype: torch.dtype, head_dim: int) -> Any:
     """The compiled module, ready to call. Raises as `build_attention` does."""
-    build_attention(dtype, head_dim)
-    return _spec(dtype, head_dim).build_and_load()
+    return _library(dtype, head_dim).load(_NOTE)
 
 
-def _spec(dtype: torch.dtype, head_dim: int) -> Any:
-    """What FlashInfer would build for this dtype and head size, and where it would lie."""
-    check_head_dim(head_dim)
-    try:
-        import flashinfer
-        from flashinfer.jit.attention.modules import gen_customize_batch_prefill_module
-    except ImportError as error:
-        raise SetupError(
-            f"the cuda backend needs FlashInfer ({error}); pip install 'zipage-lang[gpu]'"
-        ) from error
-    if not flashinfer.__version__.startswith(TESTED_VERSION):
-        raise SetupError(
-            f"FlashInfer {flashinfer.__version__} is not supported; install {TESTED_VERSION}.*"
-        )
-    kinds = (dtype, dtype, dtype, torch.int32)  # queries, pool, output, indices
-    # FlashInfer finds what is built by its name alone.
-    digest = hashlib.sha256(f"{_VARIANT} {_SCALARS}".encode()).hexdigest()[:8]
-    name = f"zipage_attention_{digest}_{str(dtype).removeprefix('torch.')}_{head_dim}"
-    return gen_customize_batch_prefill_module(
-        "fa2",
-        name,
-        *kinds,
-        head_dim,
-        head_dim,
-        additional_tensor_names=[],
-        additional_tensor_dtypes=[],
-        additional_scalar_names=list(_SCALARS),
-        additional_scalar_dtypes=list(_SCALARS.values()),
-        variant_name=_VARIANT_NAME,
-        variant_decl=_VARIANT,
-    )
+def _library(dtype: torch.dtype, head_dim: int) -> Library:
+    return Library("FlashInfer's attention", "zipage_attention", _VARIANT, dtype, head_dim)

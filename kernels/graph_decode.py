@@ -20,6 +20,7 @@ from zipage_lang.kernels.grouped_launch import GroupedLayout, sequences_of
 from zipage_lang.kernels.hopper.attention import HopperDecodes
 from zipage_lang.kernels.host_rows import HostRows
 from zipage_lang.kernels.plan_buffers import PlanBuffers
+from zipage_lang.kernels.prompt_attention import PromptPart
 from zipage_lang.kernels.shared_prefix import PrefixGroup, shared_blocks, worthwhile_groups
 from zipage_lang.kernels.whole_rows import is_faster_whole, may_be_faster_whole
 
@@ -186,7 +187,9 @@ class GraphDecode:
 
     def _checked(self, plan: AttentionPlan, bucket: int) -> AttentionPlan:
         """The plan, which must fit what was captured of its bucket and kind."""
-        launch = plan.parts[0].launch
+        (part,) = plan.parts
+        assert not isinstance(part, PromptPart), "a graph holds decodes"
+        launch = part.launch
         captured = self._launches.setdefault((bucket, plan.is_second), launch)
         assert launch == captured, f"bucket {bucket}: {launch} is not {captured}"
         return plan

@@ -56,7 +56,7 @@ def build_libraries(head_dims: Sequence[int], card: str | None, copy_to: Path | 
     `flashinfer`, laid out as flashinfer/data/aot is."""
     import torch
 
-    from zipage_lang.kernels.flashinfer_module import check_head_dim
+    from zipage_lang.kernels.flashinfer_build import check_head_dim
 
     for head_dim in head_dims:
         check_head_dim(head_dim)
@@ -68,7 +68,7 @@ def build_libraries(head_dims: Sequence[int], card: str | None, copy_to: Path | 
         is_hopper = torch.cuda.get_device_capability()[0] == 9
     if is_hopper:
         build_hopper(copy_to)
-    build_flashinfer(head_dims, copy_to)
+    build_flashinfer(head_dims, copy_to, is_hopper)
 
 
 def build_hopper(copy_to: Path | None) -> None:
@@ -80,16 +80,24 @@ def build_hopper(copy_to: Path | None) -> None:
         _copy(library, copy_to / "zipage")
 
 
-def build_flashinfer(head_dims: Sequence[int], copy_to: Path | None) -> None:
+def build_flashinfer(head_dims: Sequence[int], copy_to: Path | None, is_hopper: bool) -> None:
     import torch
 
     from zipage_lang.kernels.flashinfer_module import build_attention
+    from zipage_lang.kernels.prompt_module import HEAD_DIMS as PROMPT_HEAD_DIMS
+    from zipage_lang.kernels.prompt_module import build_prompt_attention
 
     for head_dim in head_dims:
-        library = build_attention(torch.bfloat16, head_dim)
-        print(library)
-        if copy_to is not None:
-            _copy(library, copy_to / "flashinfer" / library.stem)
+        libraries = [build_attention(torch.bfloat16, head_dim)]
+        if is_hopper and head_dim in PROMPT_HEAD_DIMS:
+            try:
+                libraries.append(build_prompt_attention(torch.bfloat16, head_dim))
+            except RuntimeError as error:  # the other one serves prompts, too
+                print(f"long prompts will take longer: {error}", file=sys.stderr)
+        for library in libraries:
+            print(library)
+            if copy_to is not None:
+                _copy(library, copy_to / "flashinfer" / library.stem)
 
 
 def _copy(library: Path, folder: Path) -> None:

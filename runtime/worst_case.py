@@ -67,6 +67,12 @@ class WorstCase:
         return min(self.max_step_tokens // self.num_rows, self.max_model_len - 1)
 
     @property
+    def prompt_len(self) -> int:
+        """Of a prompt that the small pool holds and one step computes."""
+        held = min(self.num_blocks * self.block_size, self.max_model_len - 1)
+        return min(self.max_step_tokens, held)
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of the small pool, without the dummy."""
         return -(-max(self.chunk_len + 1, self.tail_len) // self.block_size)
@@ -131,12 +137,34 @@ def largest_step(worst: WorstCase) -> StepPlan:
 
 
 def usual_steps(worst: WorstCase) -> Iterator[StepPlan]:
-    """Small ones, for their kernels: draws by a row that keeps no query, and copies of blocks."""
+    """For their kernels: a long prompt alone, draws by a row that keeps no query, and copies of
+    blocks."""
+    yield _usual_prompt(worst)
     for sampling in USUAL_SAMPLING:
         yield _usual_draw(worst, sampling)
     for count in USUAL_COPIES:
         copies = tuple(BlockCopy(src=1, dst=block_id) for block_id in worst.block_ids[:count])
         yield StepPlan(step=1, block_copies=copies)
+
+
+def _usual_prompt(worst: WorstCase) -> StepPlan:
+    return StepPlan(
+        step=1,
+        row_setups=(RowSetup(0, (0,), 1, USUAL_SAMPLING[0], seed=0),),
+        block_updates=(BlockUpdate(0, 0, worst.block_ids),),
+        chunks=(
+            Chunk(
+                row=0,
+                num_tokens=worst.prompt_len,
+                token_ids=(0,) * worst.prompt_len,
+                position=0,
+                resident_start=0,
+                sample_rows=(0,),
+                query_slot=None,
+                prompt_score=None,
+            ),
+        ),
+    )
 
 
 def _usual_draw(worst: WorstCase, sampling: SamplingParams) -> StepPlan:

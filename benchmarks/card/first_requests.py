@@ -33,6 +33,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "many samples": [{"n": 24}],
     "mixed": [{"temperature": 0.0}, {"top_p": 0.9}, {"n": 2}, {"repetition_penalty": 1.2}],
     "compacted": [{"max_tokens": 700}, {"max_tokens": 600, "temperature": 0.0}],
+    "long prompts": [{"prompt_len": 1500}, {"prompt_len": 700}],
     "many": [{"max_tokens": 40}] * 24,
     "short of memory": [{"max_tokens": 500}] * 32,
 }
@@ -61,8 +62,11 @@ def make_engine(model: str) -> Engine:
 def slowest_step_ms(engine: Engine, kind: str) -> float:
     """Of all requests of a kind, from their coming to the last one's end."""
     for index, asked in enumerate(KINDS[kind]):
-        sampling = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, "seed": index, **asked})
-        prompt = [10 + index * PROMPT_LEN + place for place in range(PROMPT_LEN)]
+        usual = {"max_tokens": 8, "ignore_eos": True, "seed": index, "prompt_len": PROMPT_LEN}
+        settings = {**usual, **asked}
+        prompt_len = settings.pop("prompt_len")
+        sampling = SamplingParams(**settings)
+        prompt = [10 + index * prompt_len + place for place in range(prompt_len)]
         message = AddRequest(request_id=f"{kind}-{index}", token_ids=prompt, sampling=sampling)
         engine.handle(message)
     slowest = 0.0

@@ -41,8 +41,10 @@ def start_and_draw(options: argparse.Namespace) -> dict[str, float | int | str]:
 
     imported = time.time()
     from zipage_lang.kernels.flashinfer_module import PagedAttentionModule
+    from zipage_lang.kernels.prompt_module import PromptModule
 
-    PagedAttentionModule(torch.bfloat16, 128)  # the engine finds it loaded
+    PagedAttentionModule(torch.bfloat16, 128)  # the engine finds them loaded
+    PromptModule(torch.bfloat16, 128)
     loaded = time.time()
     choose_backend("cuda", torch.bfloat16)
     torch.cuda.synchronize()

@@ -1,18 +1,19 @@
-"""Attention on a card, FlashInfer's and our own of decodes, eager and inside CUDA graphs, against
-float64."""
+"""Attention on a card, FlashInfer's two kernels and our own of decodes, eager and in CUDA graphs,
+against float64."""
 
 import random
 
 import pytest
 import torch
 
-from zipage_lang.kernels import flashinfer_module, fused_ops
+from zipage_lang.kernels import attention, flashinfer_module, fused_ops
 from zipage_lang.kernels.attention import FlashInferAttention
 from zipage_lang.kernels.backend import AttentionBatch
 from zipage_lang.kernels.flashinfer_module import Heads
 from zipage_lang.kernels.graph_decode import GraphDecode
 from zipage_lang.kernels.hopper.attention import DecodePart
 from zipage_lang.kernels.hopper.linear import HopperLinear
+from zipage_lang.kernels.prompt_attention import PromptPart
 
 pytestmark = pytest.mark.gpu
 SCALE = 0.09
@@ -108,6 +109,52 @@ def test_attention_equals_float64(block_size, heads, load):
 @pytest.mark.parametrize("load", LOADS)
 def test_flashinfer_attention_equals_float64(load, flashinfer_alone):
     check_eager(LOADS[load], Heads(32, 8, 128, 16), torch.bfloat16)
+
+
+PROMPTS = {
+    "mixed": [130, 1, 7],
+    "chunk": [411],
+    "many": [2, 128, 64, 129, 1, 1, 383, 512, 33],
+    "behind decodes": [1] * 9 + [300, 40],
+}
+
+
+@pytest.fixture
+def prompts_by_hopper(monkeypatch):
+    """Whatever the rule says."""
+    monkeypatch.setattr(attention, "is_for_hopper", lambda *_: True)
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+@pytest.mark.parametrize("heads", [(32, 8, 128), (40, 8, 128), (14, 2, 64), (4, 4, 64)])
+@pytest.mark.parametrize("load", PROMPTS)
+def test_prompts_by_the_kernel_for_hopper_equal_float64(block_size, heads, load, prompts_by_hopper):
+    check_eager(PROMPTS[load], Heads(*heads, block_size), torch.bfloat16)
+
+
+@pytest.mark.parametrize("heads", [(32, 8, 128), (8, 2, 64)])
+def test_the_kernel_for_hopper_reads_its_sequences_slots_alone(heads, prompts_by_hopper):
+    rng, shape, q_lens = random.Random(3), Heads(*heads, 16), [50, 129, 2, 400]
+    kv_lens = [q_len + rng.choice([0, 1, 15, 700]) for q_len in q_lens]
+    batch = make_batch(rng, q_lens, kv_lens, 16, 200)
+    q, layer_kv = make_tensors(shape, 200, sum(q_lens))
+    kept = torch.zeros(200, 16, dtype=torch.bool, device=CARD)
+    for row, kv_len in enumerate(kv_lens):
+        slots = torch.arange(kv_len, device=CARD)
+        kept[batch.block_tables[row].to(CARD)[slots // 16].long(), slots % 16] = True
+    layer_kv.masked_fill_(~kept[:, None, :, None, None], torch.nan)
+    kernels = FlashInferAttention(torch.device(CARD), torch.bfloat16)
+    plan = kernels.plan_attention(batch, *shape)
+    assert isinstance(plan.parts[0], PromptPart)
+    found = kernels.attention(q, layer_kv, plan, SCALE, need_lse=True)
+    assert_right(found, exact(q, layer_kv, batch, shape))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_prompts_equal_float64_by_whichever_kernel_is_chosen(seed, request):
+    rng = random.Random(f"{seed} {request.config.getoption('--fresh-seed')}")
+    q_lens = [rng.randrange(1, 700) for _ in range(rng.randrange(1, 9))]
+    check_eager([1] * rng.randrange(3) + q_lens, Heads(32, 8, 128, 16), torch.bfloat16)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 17, 31, 34, 50, 67, 100, 129, 192, 250])

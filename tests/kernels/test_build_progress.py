@@ -58,22 +58,45 @@ def test_prebuild_refuses_what_it_cannot_build(arguments, told, capsys):
 
 
 @pytest.mark.parametrize(("card", "has_products"), [("9.0a", True), ("8.0", False)])
-def test_prebuild_makes_both_libraries_and_copies_them(
+def test_prebuild_makes_all_libraries_and_copies_them(
     tmp_path, monkeypatch, capsys, card, has_products
 ):
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "of before")
-    products, attention = tmp_path / "zipage_hopper_0.so", tmp_path / "attention_128.so"
-    for path in (products, attention):
+    products, attention, prompts = (
+        tmp_path / name for name in ("zipage_hopper_0.so", "attention_128.so", "prompts_128.so")
+    )
+    for path in (products, attention, prompts):
         path.write_text(path.name)
     monkeypatch.setattr("zipage_lang.kernels.hopper.build.library_path", lambda: products)
     monkeypatch.setattr(
         "zipage_lang.kernels.flashinfer_module.build_attention", lambda dtype, head_dim: attention
+    )
+    monkeypatch.setattr(
+        "zipage_lang.kernels.prompt_module.build_prompt_attention", lambda dtype, head_dim: prompts
     )
     target = tmp_path / "built"
     options = ["--card", card, "--head-dim", "128", "--copy-to", str(target)]
     assert prebuild.main(options) == 0
     found = {str(path.relative_to(target)) for path in target.rglob("*.so")}
     wanted = {"flashinfer/attention_128/attention_128.so"}
-    assert found == wanted | ({"zipage/zipage_hopper_0.so"} if has_products else set())
+    of_hopper = {"zipage/zipage_hopper_0.so", "flashinfer/prompts_128/prompts_128.so"}
+    assert found == wanted | (of_hopper if has_products else set())
     assert (str(products) in capsys.readouterr().out) == has_products
     assert os.environ["FLASHINFER_CUDA_ARCH_LIST"] == card
+
+
+def test_prebuild_goes_on_without_the_kernel_that_is_only_faster(tmp_path, monkeypatch, capsys):
+    library = tmp_path / "attention_64.so"
+    library.write_text("")
+
+    def fails(dtype, head_dim):
+        raise RuntimeError("no such header")
+
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "of before")
+    monkeypatch.setattr("zipage_lang.kernels.hopper.build.library_path", lambda: library)
+    monkeypatch.setattr(
+        "zipage_lang.kernels.flashinfer_module.build_attention", lambda dtype, head_dim: library
+    )
+    monkeypatch.setattr("zipage_lang.kernels.prompt_module.build_prompt_attention", fails)
+    assert prebuild.main(["--card", "9.0a", "--head-dim", "64"]) == 0
+    assert "no such header" in capsys.readouterr().err

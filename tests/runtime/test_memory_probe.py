@@ -89,7 +89,8 @@ def test_the_worst_steps_run_on_the_small_pool_and_use_what_the_options_allow(
     assert sorted(sample.row for sample in result.samples) == list(range(worst.num_rows))
     usual = [engine.runner.run(plan).samples for plan in usual_steps(worst)]
     drawn_rows = [[sample.row for sample in samples] for samples in usual]
-    assert drawn_rows == [[0]] * len(USUAL_SAMPLING) + [[]] * len(USUAL_COPIES)
+    assert drawn_rows == [[0]] * (1 + len(USUAL_SAMPLING)) + [[]] * len(USUAL_COPIES)
+    assert worst.chunk_len <= worst.prompt_len <= scheduler.max_step_tokens
     assert worst.compacted_by
     for policy in worst.compacted_by:
         compaction = largest_compaction(worst, policy)

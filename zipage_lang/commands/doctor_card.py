@@ -72,7 +72,8 @@ def _triton() -> Finding:
 
 
 def _flashinfer(torch: Any) -> Iterator[Finding]:
-    from zipage_lang.kernels.flashinfer_module import TESTED_VERSION, is_built
+    from zipage_lang.kernels.flashinfer_build import TESTED_VERSION
+    from zipage_lang.kernels.flashinfer_module import is_built
     from zipage_lang.kernels.setup_error import SetupError
 
     version = version_of("flashinfer-python")
@@ -90,6 +91,8 @@ def _flashinfer(torch: Any) -> Iterator[Finding]:
         return
     yield good("flashinfer", version)
     yield from _attention(built)
+    if torch.cuda.get_device_capability()[0] == HOPPER:
+        yield from _prompts(torch, built)
 
 
 def _attention(built: list[int]) -> Iterator[Finding]:
@@ -100,6 +103,18 @@ def _attention(built: list[int]) -> Iterator[Finding]:
             yield good(name, f"built, for heads of {size}")
         else:
             yield _not_built(name, f"{PREBUILD} --head-dim {size}", needed=not built)
+
+
+def _prompts(torch: Any, sizes: list[int]) -> Iterator[Finding]:
+    """One line per size of heads that can attend; without this one prompts only take longer."""
+    from zipage_lang.kernels.prompt_module import is_built
+
+    for size in sizes:
+        name = f"prompts {size}"
+        if is_built(torch.bfloat16, size):
+            yield good(name, f"built, for long prompts with heads of {size}")
+        else:
+            yield _not_built(name, f"{PREBUILD} --head-dim {size}", needed=False)
 
 
 def _own_kernels(torch: Any) -> Iterator[Finding]:
