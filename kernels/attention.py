@@ -1,7 +1,7 @@
 """Paged attention on the card: eager steps, and what all launches share.
 
-Our own kernel attends to decodes where it is made for their shape, FlashInfer to all else: of its
-kernels that for Hopper to prompts, where it is the faster one.
+Our own kernel attends to decodes where it is made for their shape, FlashInfer to all else, with its
+kernel for Hopper where that is the faster one.
 Knows nothing of requests, policies or how the blocks were filled.
 
 A step's sequences run as two launches: the leading run of decodes (queries in tiles of 16 rows,

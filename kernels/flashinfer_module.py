@@ -10,14 +10,12 @@ is how FlashInfer is meant to be extended; what the kernel computes is FlashInfe
 """
 
 import enum
-import functools
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from zipage_lang.kernels.flashinfer_build import Library, Variant
+from zipage_lang.kernels.flashinfer_build import Libraries, Variant
 
 DECODE_TILE_ROWS = 16  # query rows of the smallest tile; a row is one token and one query head
 ELEMENT_BYTES = 2  # bfloat16 or float16
@@ -124,7 +122,8 @@ class PagedAttentionModule:
     """Plans and runs paged attention for one dtype and head size."""
 
     def __init__(self, dtype: torch.dtype, head_dim: int) -> None:
-        self._module = _load(dtype, head_dim)
+        """Raises as `Libraries.load`."""
+        self._module = GENERAL.load(dtype, head_dim)
 
     def plan(
         self,
@@ -229,8 +228,12 @@ struct ReleasingAttention : DefaultAttention<false, false, false, false> {
 };
 """
 _SCALARS = {"sm_scale": "double", "releases_early": "int64_t"}
-_VARIANT = Variant("fa2", "ReleasingAttention", _SOURCE, _SCALARS)
-_NOTE = "about half a minute on 16 cores"
+GENERAL = Libraries(
+    "FlashInfer's attention",
+    "zipage_attention",
+    Variant("fa2", "ReleasingAttention", _SOURCE, _SCALARS),
+    "about half a minute on 16 cores",
+)
 # (Row, KV head) pairs of decodes that are faster so: more than an H200 has multiprocessors, up to
 # 192 rows of 8 heads. Within a step of 36 layers it saves 0.07 to 0.17 ms (64 to 160 rows; 192
 # rows: none or 0.17); from 20 rows on `benchmarks/card/decode_ways.py` shows it.
@@ -241,26 +244,3 @@ def releases_early(info: PlanInfo, num_kv_heads: int) -> bool:
     """Not where it splits: FlashInfer's merge would wait on the card, and releases last itself."""
     is_whole_decode = info.cta_tile_q == DECODE_TILE_ROWS and not info.split_kv
     return is_whole_decode and info.total_num_rows * num_kv_heads in RELEASING_PAIRS
-
-
-def build_attention(dtype: torch.dtype, head_dim: int) -> Path:
-    """The compiled library's file; builds it, with progress shown, where it is missing.
-
-    Raises SetupError when FlashInfer is missing, of a version not tested, or lacks the head size.
-    """
-    return _library(dtype, head_dim).build(_NOTE)
-
-
-def is_built(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether a start would find the compiled library. Raises as `build_attention`."""
-    return _library(dtype, head_dim).is_built
-
-
-@functools.cache
-def _load(dtype: torch.dtype, head_dim: int) -> Any:
-    """The compiled module, ready to call. Raises as `build_attention` does."""
-    return _library(dtype, head_dim).load(_NOTE)
-
-
-def _library(dtype: torch.dtype, head_dim: int) -> Library:
-    return Library("FlashInfer's attention", "zipage_attention", _VARIANT, dtype, head_dim)

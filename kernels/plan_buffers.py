@@ -8,7 +8,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-_TILE_BYTES = 16  # three int32 and a flag per tile
+TILE_BYTES = 16  # three int32 and a flag, in a plan of FlashInfer's general kernel
 _TOKEN_BYTES = 8
 _SPARE_BYTES = 16 * 1024
 _SPARE_ENTRIES = 1024
@@ -41,7 +41,7 @@ class PlanBuffers:
 
         With two copies the wait is for the step before last, so it costs nothing in practice.
         """
-        num_bytes = num_tiles * _TILE_BYTES + num_tokens * _TOKEN_BYTES + _SPARE_BYTES
+        num_bytes = workspace_bytes(num_tiles, num_tokens)
         if num_bytes > self.workspace.numel() or num_entries > self.entries.numel():
             self._grow(num_bytes, num_entries)
         self._turn = 1 - self._turn
@@ -59,9 +59,16 @@ class PlanBuffers:
             host.sent.synchronize()
         num_bytes = max(2 * num_bytes, self.workspace.numel())
         num_entries = max(num_entries + num_entries // 2 + _SPARE_ENTRIES, self.entries.numel())
-        self.workspace = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        self.entries = torch.empty(num_entries, dtype=torch.int32, device=self._device)
-        self._hosts = [_host_copy(num_bytes, num_entries) for _ in range(2)]
+        # All or nothing: memory may be refused, and a plan goes by the size of one of them.
+        workspace = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        entries = torch.empty(num_entries, dtype=torch.int32, device=self._device)
+        hosts = [_host_copy(num_bytes, num_entries) for _ in range(2)]
+        self.workspace, self.entries, self._hosts = workspace, entries, hosts
+
+
+def workspace_bytes(num_tiles: int, num_tokens: int) -> int:
+    """Room for a plan of so many tiles, and for what its allocator rounds up."""
+    return num_tiles * TILE_BYTES + num_tokens * _TOKEN_BYTES + _SPARE_BYTES
 
 
 def _host_copy(num_bytes: int, num_entries: int) -> HostCopy:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from zipage_lang.kernels import fused_ops
-from zipage_lang.kernels.hopper.build import KernelsUnavailableError
+from zipage_lang.kernels.hopper.build import HOPPER, KernelsUnavailableError
 from zipage_lang.kernels.hopper.choose import ROWS_NORMED_APART
 from zipage_lang.kernels.hopper.library import load
 from zipage_lang.kernels.hopper.linear import GATE_GROUP, HopperLinear
@@ -126,7 +126,7 @@ def _with_norm_inside(stream: ResidualStream, prepared: PreparedProduct) -> Tens
 
 def _can_load() -> bool:
     """Whether this card has the kernels; builds them where nobody has yet."""
-    if torch.cuda.get_device_capability()[0] != 9:
+    if torch.cuda.get_device_capability()[0] != HOPPER:
         return False
     try:
         load()

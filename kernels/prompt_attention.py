@@ -9,16 +9,22 @@ import logging
 import torch
 from torch import Tensor
 
+from zipage_lang.kernels.flashinfer_build import BuildError
 from zipage_lang.kernels.flashinfer_module import Heads, SequenceIndex
+from zipage_lang.kernels.hopper.build import HOPPER
 from zipage_lang.kernels.host_rows import HostRows
-from zipage_lang.kernels.plan_buffers import PlanBuffers
-from zipage_lang.kernels.prompt_module import HEAD_DIMS, ITEM_BYTES, PromptLaunch, PromptModule
+from zipage_lang.kernels.plan_buffers import TILE_BYTES, PlanBuffers
+from zipage_lang.kernels.prompt_module import (
+    FOR_HOPPER,
+    HEAD_DIMS,
+    ITEM_BYTES,
+    PromptLaunch,
+    PromptModule,
+)
 
 _LOG = logging.getLogger(__name__)
 
-HOPPER = 9
 TILE_TOKENS = {64: 192, 128: 128}  # of a work item, by head size
-_PLACE_BYTES = 16  # what a tile is counted with by PlanBuffers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,25 +48,25 @@ class PromptAttention:
     def load(
         cls, device: torch.device, dtype: torch.dtype, head_dim: int
     ) -> "PromptAttention | None":
-        """None, with a warning, where it can't be built; None on other cards."""
+        """None, with a warning, where it can't be built; None on other cards.
+
+        Raises SetupError where FlashInfer itself is not to be had.
+        """
         if torch.cuda.get_device_capability(device)[0] != HOPPER or head_dim not in HEAD_DIMS:
             return None
         try:
-            return cls(PromptModule(dtype, head_dim), device)
-        except RuntimeError as error:
-            _LOG.warning(
-                "FlashInfer's attention for Hopper could not be built, so long prompts take longer"
-                " (8k tokens some 15%%): %s",
-                str(error).strip().rpartition("\n")[2],
-            )
+            FOR_HOPPER.build(dtype, head_dim)
+        except BuildError as error:
+            _LOG.warning("long prompts take longer (16k tokens some 15%%): %s", error)
             return None
+        return cls(PromptModule(dtype, head_dim), device)
 
     def plan(self, rows: HostRows, heads: Heads, buffers: PlanBuffers) -> PromptPart:
         """Divide the work and send it to the card through `buffers`, without waiting for it."""
         num_tokens = int(rows.q_lens.sum())
         num_items = heads.num_q_heads * num_tiles(rows, heads.head_dim)
         num_entries = rows.num_index_entries(heads)
-        num_places = -(-num_items * ITEM_BYTES // _PLACE_BYTES)
+        num_places = -(-num_items * ITEM_BYTES // TILE_BYTES)
         host = buffers.next_host(num_entries, num_places, num_tokens)
         index, kv_lens = rows.write(host.entries, heads.block_size)
         launch = self._module.plan(

@@ -9,9 +9,9 @@ import numpy as np
 # two sizes of heads (`benchmarks/card/prompt_ways.py`): the choices take 1.002 to 1.004 times what
 # the faster kernel of each batch takes.
 ITEM_KEYS = 300  # what a work item of Hopper's kernel costs beside its own
-USUAL_RATIO = 1.6  # how much longer the other one takes for a key
-USUAL_KEYS = 2000  # and for its start and its splits
-USUAL_TILE_ROWS = 128  # tokens times the query heads of a KV head
+GENERAL_RATIO = 1.6  # how much longer the general kernel takes for a key
+GENERAL_KEYS = 2000  # and for its start and its splits
+GENERAL_TILE_ROWS = 128  # tokens times the query heads of a KV head
 
 
 def is_for_hopper(
@@ -24,7 +24,7 @@ def is_for_hopper(
 ) -> bool:
     """Whether Hopper's kernel is the faster one.
 
-    The other one takes all query heads of a KV head together and splits long sequences, which is
+    The general one takes all query heads of a KV head together and splits long sequences, which is
     better for few tokens of each.
 
     Args:
@@ -35,9 +35,9 @@ def is_for_hopper(
     num_tiles = int((-(-lens[0] // tile_tokens)).sum())
     own_keys = num_q_heads * (_keys_read(*lens, tile_tokens) + ITEM_KEYS * num_tiles)
     longest = int(lens[1].max()) + ITEM_KEYS
-    usual_tile = max(USUAL_TILE_ROWS * num_kv_heads // num_q_heads, 1)
-    usual_keys = USUAL_RATIO * num_kv_heads * _keys_read(*lens, usual_tile)
-    return max(own_keys / num_sms, longest) < usual_keys / num_sms + USUAL_KEYS
+    general_tile = max(GENERAL_TILE_ROWS * num_kv_heads // num_q_heads, 1)
+    general_keys = GENERAL_RATIO * num_kv_heads * _keys_read(*lens, general_tile)
+    return max(own_keys / num_sms, longest) < general_keys / num_sms + GENERAL_KEYS
 
 
 def _keys_read(q_lens: np.ndarray, kv_lens: np.ndarray, tile_tokens: int) -> int:

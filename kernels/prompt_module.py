@@ -1,18 +1,16 @@
 """FlashInfer's attention for Hopper below its wrappers: chunks of prompts, on wgmma.
 
-Its kernel takes 128 tokens and one query head at a time; `prompt_choice.py` says where that is
-faster than the one for every card (`flashinfer_module.py`). Knows nothing of requests, of batches,
+Its kernel takes a tile of tokens and one query head at a time; `prompt_choice.py` says where that
+is faster than the general one (`flashinfer_module.py`). Knows nothing of requests, of batches,
 or of who owns a buffer.
 """
 
-import functools
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from zipage_lang.kernels.flashinfer_build import Library, Variant
+from zipage_lang.kernels.flashinfer_build import Libraries, Variant
 from zipage_lang.kernels.flashinfer_module import Heads, SequenceIndex
 
 HEAD_DIMS = (64, 128)  # those that are tested
@@ -22,8 +20,12 @@ _CAUSAL = 1  # flashinfer MaskMode
 _NHD = 0  # flashinfer TensorLayout
 _NO_WINDOW = -1
 _SOURCE = "#include <flashinfer/attention/hopper/variants.cuh>"
-_VARIANT = Variant("fa3", "DefaultAttention<false>", _SOURCE, {"sm_scale": "double"})
-_NOTE = "about a minute on 16 cores"
+FOR_HOPPER = Libraries(
+    "FlashInfer's attention of prompts",
+    "zipage_prompts",
+    Variant("fa3", "DefaultAttention<false>", _SOURCE, {"sm_scale": "double"}),
+    "about a minute on 16 cores",
+)
 
 
 class PromptLaunch(NamedTuple):
@@ -36,8 +38,8 @@ class PromptModule:
     """Plans and runs paged attention of several tokens a sequence for one dtype and head size."""
 
     def __init__(self, dtype: torch.dtype, head_dim: int) -> None:
-        """Raises SetupError or RuntimeError where it is not built and can't be."""
-        self._module = _load(dtype, head_dim)
+        """Raises as `Libraries.load`."""
+        self._module = FOR_HOPPER.load(dtype, head_dim)
 
     def plan(
         self,
@@ -107,27 +109,3 @@ class PromptModule:
             False,  # it has no way to begin while its predecessor drains
             scale,
         )
-
-
-def build_prompt_attention(dtype: torch.dtype, head_dim: int) -> Path:
-    """The compiled library's file; builds it, with progress shown, where it is missing.
-
-    Raises SetupError when FlashInfer is missing or of a version not tested.
-    """
-    return _library(dtype, head_dim).build(_NOTE)
-
-
-def is_built(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether a start would find the compiled library. Raises as `build_prompt_attention`."""
-    return _library(dtype, head_dim).is_built
-
-
-@functools.cache
-def _load(dtype: torch.dtype, head_dim: int) -> Any:
-    """The compiled module, ready to call. Raises as `build_prompt_attention` does."""
-    return _library(dtype, head_dim).load(_NOTE)
-
-
-def _library(dtype: torch.dtype, head_dim: int) -> Library:
-    what = "FlashInfer's attention of prompts"
-    return Library(what, "zipage_prompts", _VARIANT, dtype, head_dim)

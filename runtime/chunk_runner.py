@@ -16,7 +16,6 @@ from zipage_lang.runtime.chunk_cuts import Chunks, halved_chunks, without_rows
 from zipage_lang.runtime.decode_graphs import DecodeGraphs
 from zipage_lang.runtime.device_copy import send_ints
 from zipage_lang.runtime.draws import Draws
-from zipage_lang.runtime.forward_batch import ForwardBatch
 from zipage_lang.runtime.kv_cache import KVCache
 from zipage_lang.runtime.models.decoder import Decoder
 from zipage_lang.runtime.out_of_memory import Retries
@@ -88,15 +87,15 @@ class ChunkRunner:
         batch = self._batches.build(chunks, self._sampler.last_token_ids)
         hidden = self._model.forward(batch, self._cache)  # [num_wanted, hidden_size]
         prompt_logprobs = self._prompt_logprobs(chunks, hidden)
-        return ChunkResults(self._sample(chunks, batch, hidden), prompt_logprobs)
+        states = hidden[batch.logits_index]  # [num_drawing, hidden_size]
+        del hidden  # a scored prompt's states must not stay beside the draws' logits
+        return ChunkResults(self._sample(chunks, states), prompt_logprobs)
 
-    def _sample(
-        self, chunks: Sequence[Chunk], batch: ForwardBatch, hidden: Tensor
-    ) -> tuple[Draws, ...]:
+    def _sample(self, chunks: Sequence[Chunk], states: Tensor) -> tuple[Draws, ...]:
         drawing = [chunk for chunk in chunks if chunk.sample_rows]
         if not drawing:
             return ()
-        logits = self._model.logits(hidden[batch.logits_index])  # [num_drawing, vocab_size]
+        logits = self._model.logits(states)  # [num_drawing, vocab_size]
         rows = [row for chunk in drawing for row in chunk.sample_rows]
         if len(rows) > len(drawing):  # samples of one request draw from the same logits
             lines = [i for i, chunk in enumerate(drawing) for _ in chunk.sample_rows]
@@ -119,12 +118,12 @@ class ChunkRunner:
             start += len(wanted_of(chunk))
         return tuple(found)
 
-    def _score(self, wanted: PromptScore, hidden: Tensor) -> tuple[TokenLogprobs, ...]:
-        """hidden: [num_wanted, hidden_size], the states that the wanted tokens follow."""
-        next_ids = send_ints(wanted.next_token_ids, hidden.device)  # [num_wanted]
+    def _score(self, score: PromptScore, hidden: Tensor) -> tuple[TokenLogprobs, ...]:
+        """hidden: [num_scored, hidden_size], the states that the scored tokens follow."""
+        next_ids = send_ints(score.next_token_ids, hidden.device)  # [num_scored]
         entries: list[TokenLogprobs] = []
         parts = zip(hidden.split(LOGPROB_LINES), next_ids.split(LOGPROB_LINES), strict=True)
         for states, token_ids in parts:
             logits = self._model.logits(states)  # [num_lines, vocab_size]
-            entries += self._sampler.score_prompt(logits, token_ids, wanted.num_top)
+            entries += self._sampler.score_prompt(logits, token_ids, score.num_top)
         return tuple(entries)

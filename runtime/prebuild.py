@@ -57,6 +57,7 @@ def build_libraries(head_dims: Sequence[int], card: str | None, copy_to: Path | 
     import torch
 
     from zipage_lang.kernels.flashinfer_build import check_head_dim
+    from zipage_lang.kernels.hopper.build import HOPPER
 
     for head_dim in head_dims:
         check_head_dim(head_dim)
@@ -65,7 +66,7 @@ def build_libraries(head_dims: Sequence[int], card: str | None, copy_to: Path | 
         os.environ["FLASHINFER_CUDA_ARCH_LIST"] = card  # read when FlashInfer is imported
         is_hopper = card == CARD
     else:
-        is_hopper = torch.cuda.get_device_capability()[0] == 9
+        is_hopper = torch.cuda.get_device_capability()[0] == HOPPER
     if is_hopper:
         build_hopper(copy_to)
     build_flashinfer(head_dims, copy_to, is_hopper)
@@ -83,16 +84,17 @@ def build_hopper(copy_to: Path | None) -> None:
 def build_flashinfer(head_dims: Sequence[int], copy_to: Path | None, is_hopper: bool) -> None:
     import torch
 
-    from zipage_lang.kernels.flashinfer_module import build_attention
+    from zipage_lang.kernels.flashinfer_build import BuildError
+    from zipage_lang.kernels.flashinfer_module import GENERAL
+    from zipage_lang.kernels.prompt_module import FOR_HOPPER
     from zipage_lang.kernels.prompt_module import HEAD_DIMS as PROMPT_HEAD_DIMS
-    from zipage_lang.kernels.prompt_module import build_prompt_attention
 
     for head_dim in head_dims:
-        libraries = [build_attention(torch.bfloat16, head_dim)]
+        libraries = [GENERAL.build(torch.bfloat16, head_dim)]
         if is_hopper and head_dim in PROMPT_HEAD_DIMS:
             try:
-                libraries.append(build_prompt_attention(torch.bfloat16, head_dim))
-            except RuntimeError as error:  # the other one serves prompts, too
+                libraries.append(FOR_HOPPER.build(torch.bfloat16, head_dim))
+            except BuildError as error:  # the general one serves prompts, too
                 print(f"long prompts will take longer: {error}", file=sys.stderr)
         for library in libraries:
             print(library)

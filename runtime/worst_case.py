@@ -148,6 +148,7 @@ def usual_steps(worst: WorstCase) -> Iterator[StepPlan]:
 
 
 def _usual_prompt(worst: WorstCase) -> StepPlan:
+    """One alone: attention may have another kernel for it than for many short ones."""
     return StepPlan(
         step=1,
         row_setups=(RowSetup(0, (0,), 1, USUAL_SAMPLING[0], seed=0),),

@@ -1,8 +1,8 @@
 """How fast long prompts are computed: chunks of a step each, one request after the other.
 
-    python3 benchmarks/card/long_prompts.py [--length 16384] [--usual]
+    python3 benchmarks/card/long_prompts.py [--length 16384] [--general]
 
-With `--usual` FlashInfer's kernel for every card attends, not the one for Hopper. Ends in one JSON
+With `--general` FlashInfer's general kernel attends, not the one for Hopper. Ends in one JSON
 line: tokens a second over all prompts but the first. Knows nothing of what the kernels do.
 """
 
@@ -24,7 +24,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="qwen3-8b", help="a published shape")
     parser.add_argument("--length", type=int, default=16_384, help="tokens of a prompt")
     parser.add_argument("--max-step-tokens", type=int, default=4096)
-    parser.add_argument("--usual", action="store_true")
+    parser.add_argument("--general", action="store_true")
     return parser.parse_args()
 
 
@@ -57,13 +57,13 @@ def seconds_to_first_token(engine: Engine, index: int, length: int) -> float:
 
 def main() -> None:
     options = parse_arguments()
-    if options.usual:
+    if options.general:
         attention.is_for_hopper = lambda *_: False
     engine = make_engine(options)
     times = [seconds_to_first_token(engine, i, options.length) for i in range(NUM_PROMPTS + 1)][1:]
     report = {
         "length": options.length,
-        "for_hopper": not options.usual,
+        "for_hopper": not options.general,
         "seconds": [round(seconds, 4) for seconds in times],
         "tok_s": round(NUM_PROMPTS * options.length / sum(times), 1),
     }

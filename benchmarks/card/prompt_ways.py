@@ -96,18 +96,19 @@ def main() -> None:
     ways = Ways(Heads(32, 8, head_dim, 16))
     rows: list[dict[str, Any]] = []
     for name, seqs in batches():
-        usual, hopper = ways.us(seqs, False), ways.us(seqs, True)
+        general, hopper = ways.us(seqs, False), ways.us(seqs, True)
         pairs = sum(q_len * (kv_len - q_len) + q_len * (q_len + 1) / 2 for q_len, kv_len in seqs)
-        rate = 4 * 32 * head_dim * pairs / min(usual, hopper) / 1e6  # TFLOP/s
+        rate = 4 * 32 * head_dim * pairs / min(general, hopper) / 1e6  # TFLOP/s
         takes = ways.chosen(seqs)
-        is_right = takes == (hopper < usual)
-        rows.append({"batch": name, "usual": usual, "hopper": hopper, "takes_hopper": takes})
+        is_right = takes == (hopper < general)
+        rows.append({"batch": name, "general": general, "hopper": hopper, "takes_hopper": takes})
+        verdict = "" if is_right else "  (the other is faster)"
         print(
-            f"{name:28s} {usual:8.1f} {hopper:8.1f} us  {usual / hopper:5.2f}  {rate:5.0f} TFLOP/s"
-            f"  {'hopper' if takes else 'usual'}{'' if is_right else '  (the other is faster)'}"
+            f"{name:28s} {general:8.1f} {hopper:8.1f} us  {general / hopper:5.2f}"
+            f"  {rate:5.0f} TFLOP/s  {'hopper' if takes else 'general'}{verdict}"
         )
-    lost = sum(row["hopper" if row["takes_hopper"] else "usual"] for row in rows) / sum(
-        min(row["usual"], row["hopper"]) for row in rows
+    lost = sum(row["hopper" if row["takes_hopper"] else "general"] for row in rows) / sum(
+        min(row["general"], row["hopper"]) for row in rows
     )
     print(f"the rule's choices take {lost:.4f} times the best ones")
     print(json.dumps({"head_dim": head_dim, "lost": lost, "batches": rows}))

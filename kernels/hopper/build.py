@@ -13,6 +13,7 @@ from pathlib import Path
 from zipage_lang.kernels.build_progress import shown_build
 from zipage_lang.kernels.setup_error import SetupError
 
+HOPPER = 9  # major compute capability
 FOLDER = Path(__file__).resolve().parent
 NVCC_FLAGS = (
     "-std=c++17",

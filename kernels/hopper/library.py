@@ -8,7 +8,7 @@ import functools
 
 import torch
 
-from zipage_lang.kernels.hopper.build import KernelsUnavailableError, library_path
+from zipage_lang.kernels.hopper.build import HOPPER, KernelsUnavailableError, library_path
 from zipage_lang.kernels.hopper.choose import MAX_CLUSTER
 
 MAP_BYTES = 128  # of a CUtensorMap
@@ -67,7 +67,7 @@ def load() -> ctypes.CDLL:
     if not torch.cuda.is_available():
         raise KernelsUnavailableError("the Hopper kernels need an NVIDIA card and torch with CUDA")
     capability = torch.cuda.get_device_capability()
-    if capability[0] != 9:
+    if capability[0] != HOPPER:
         raise KernelsUnavailableError(f"the Hopper kernels need compute 9.0, not {capability}")
     path = library_path()
     try:

@@ -8,7 +8,7 @@ import pytest
 
 from zipage_lang.commands import doctor_card, doctor_machine, extras
 from zipage_lang.commands.findings import bad, good, warn
-from zipage_lang.kernels import prompt_module
+from zipage_lang.kernels.prompt_module import FOR_HOPPER
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_kernels_that_are_not_built_say_how_to_build_them(monkeypatch, tmp_path)
     assert (finding.status, finding.value) == ("warn", "not built, and there is no nvcc")
     assert [each.status for each in doctor_card._attention([])] == ["missing", "missing"]
     assert [each.status for each in doctor_card._attention([128])] == ["warn", "ok"]
-    monkeypatch.setattr(prompt_module, "is_built", lambda dtype, head_dim: head_dim == 64)
+    monkeypatch.setattr(FOR_HOPPER, "is_built", lambda dtype, head_dim: head_dim == 64)
     found = list(doctor_card._prompts(torch_with(is_available=True), [64, 128]))
     assert [(each.name, each.status) for each in found] == [
         ("prompts 64", "ok"),

@@ -97,6 +97,7 @@ def check_eager(q_lens, shape, dtype):
     kernels.attention(q, layer_kv, plan, SCALE, True, layers[1])
     assert torch.equal(layers[1], found[1])
     assert layers[[0, 2]].isnan().all()
+    return plan
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 64])
@@ -129,7 +130,8 @@ def prompts_by_hopper(monkeypatch):
 @pytest.mark.parametrize("heads", [(32, 8, 128), (40, 8, 128), (14, 2, 64), (4, 4, 64)])
 @pytest.mark.parametrize("load", PROMPTS)
 def test_prompts_by_the_kernel_for_hopper_equal_float64(block_size, heads, load, prompts_by_hopper):
-    check_eager(PROMPTS[load], Heads(*heads, block_size), torch.bfloat16)
+    plan = check_eager(PROMPTS[load], Heads(*heads, block_size), torch.bfloat16)
+    assert isinstance(plan.parts[-1], PromptPart)
 
 
 @pytest.mark.parametrize("heads", [(32, 8, 128), (8, 2, 64)])

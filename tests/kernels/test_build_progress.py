@@ -8,6 +8,9 @@ import pytest
 
 from zipage_lang.kernels import build_progress
 from zipage_lang.kernels.build_progress import num_done, shown_build
+from zipage_lang.kernels.flashinfer_build import BuildError
+from zipage_lang.kernels.flashinfer_module import GENERAL
+from zipage_lang.kernels.prompt_module import FOR_HOPPER
 from zipage_lang.runtime import prebuild
 
 
@@ -68,12 +71,8 @@ def test_prebuild_makes_all_libraries_and_copies_them(
     for path in (products, attention, prompts):
         path.write_text(path.name)
     monkeypatch.setattr("zipage_lang.kernels.hopper.build.library_path", lambda: products)
-    monkeypatch.setattr(
-        "zipage_lang.kernels.flashinfer_module.build_attention", lambda dtype, head_dim: attention
-    )
-    monkeypatch.setattr(
-        "zipage_lang.kernels.prompt_module.build_prompt_attention", lambda dtype, head_dim: prompts
-    )
+    monkeypatch.setattr(GENERAL, "build", lambda dtype, head_dim: attention)
+    monkeypatch.setattr(FOR_HOPPER, "build", lambda dtype, head_dim: prompts)
     target = tmp_path / "built"
     options = ["--card", card, "--head-dim", "128", "--copy-to", str(target)]
     assert prebuild.main(options) == 0
@@ -90,13 +89,11 @@ def test_prebuild_goes_on_without_the_kernel_that_is_only_faster(tmp_path, monke
     library.write_text("")
 
     def fails(dtype, head_dim):
-        raise RuntimeError("no such header")
+        raise BuildError("no such header")
 
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "of before")
     monkeypatch.setattr("zipage_lang.kernels.hopper.build.library_path", lambda: library)
-    monkeypatch.setattr(
-        "zipage_lang.kernels.flashinfer_module.build_attention", lambda dtype, head_dim: library
-    )
-    monkeypatch.setattr("zipage_lang.kernels.prompt_module.build_prompt_attention", fails)
+    monkeypatch.setattr(GENERAL, "build", lambda dtype, head_dim: library)
+    monkeypatch.setattr(FOR_HOPPER, "build", fails)
     assert prebuild.main(["--card", "9.0a", "--head-dim", "64"]) == 0
     assert "no such header" in capsys.readouterr().err

@@ -9,13 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zipage_lang.kernels import prompt_attention
 from zipage_lang.kernels.backend import AttentionBatch
+from zipage_lang.kernels.flashinfer_build import BuildError
 from zipage_lang.kernels.flashinfer_module import Heads
 from zipage_lang.kernels.host_rows import HostRows
+from zipage_lang.kernels.plan_buffers import workspace_bytes
 from zipage_lang.kernels.prompt_attention import TILE_TOKENS, PromptAttention
 from zipage_lang.kernels.prompt_choice import _keys_read, is_for_hopper
-from zipage_lang.kernels.prompt_module import ITEM_BYTES, PromptLaunch
+from zipage_lang.kernels.prompt_module import FOR_HOPPER, PromptLaunch
 
 NUM_SMS = 132
 
@@ -97,10 +98,10 @@ class HostBuffers:
     def __init__(self):
         self.workspace = torch.zeros(1, dtype=torch.uint8)
         self.entries = torch.zeros(500, dtype=torch.int32)
-        self.asked = None
+        self.num_bytes = 0
 
     def next_host(self, num_entries, num_tiles, num_tokens):
-        self.asked = num_tiles * 16 + num_tokens * 8
+        self.num_bytes = workspace_bytes(num_tiles, num_tokens)
         return types.SimpleNamespace(
             workspace=torch.zeros(1, dtype=torch.uint8),
             entries=torch.zeros(num_entries, dtype=torch.int32),
@@ -108,6 +109,25 @@ class HostBuffers:
 
     def send(self, host, num_entries):
         self.entries[:num_entries] = host.entries[:num_entries]
+
+
+def bytes_taken(num_items):
+    """By PrefillSM90Plan of FlashInfer 0.6.11: seven numbers an item, and where each CTA begins;
+    every array starts at a multiple of 16 bytes."""
+    arrays = [4 * num_items] * 7 + [4 * (NUM_SMS + 1)]
+    return sum(-(-num_bytes // 16) * 16 for num_bytes in arrays)
+
+
+@pytest.mark.parametrize("num_seqs", [1, 64, 5000])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_plan_of_any_size_has_room(head_dim, num_seqs):
+    ones = np.ones(num_seqs, dtype=np.int32)
+    rows = HostRows(2 * ones, 2 * ones, np.ones((num_seqs, 1), dtype=np.int32))
+    buffers = HostBuffers()
+    buffers.entries = torch.zeros(10 * num_seqs, dtype=torch.int32)
+    prompts = PromptAttention(PlannedModule(), torch.device("cpu"))
+    prompts.plan(rows, Heads(64, 8, head_dim, 16), buffers)
+    assert buffers.num_bytes >= bytes_taken(64 * num_seqs)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -124,7 +144,7 @@ def test_a_plan_has_room_for_all_its_items_and_an_index_on_the_device(head_dim):
     prompts = PromptAttention(module, torch.device("cpu"))
     part = prompts.plan(HostRows.of(batch), heads, buffers)
     tiles = sum(-(-q_len // TILE_TOKENS[head_dim]) for q_len in q_lens)
-    assert buffers.asked >= 32 * tiles * ITEM_BYTES
+    assert buffers.num_bytes >= bytes_taken(32 * tiles)
     [(_, index, planned_lens)] = module.planned
     assert planned_lens.tolist() == kv_lens
     for here, there in zip(index, part.index, strict=True):
@@ -144,18 +164,30 @@ def test_a_plan_has_room_for_all_its_items_and_an_index_on_the_device(head_dim):
 )
 def test_other_cards_and_sizes_have_none(monkeypatch, capability, head_dim, is_there):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(prompt_attention, "PromptModule", lambda dtype, head_dim: PlannedModule())
+    monkeypatch.setattr(FOR_HOPPER, "build", lambda dtype, head_dim: None)
+    monkeypatch.setattr(FOR_HOPPER, "load", lambda dtype, head_dim: PlannedModule())
     found = PromptAttention.load(torch.device("cpu"), torch.bfloat16, head_dim)
     assert (found is not None) == is_there
 
 
 def test_a_build_that_fails_costs_a_warning_and_speed(monkeypatch, caplog):
     def fails(dtype, head_dim):
-        raise RuntimeError("Ninja build failed.\nfatal error: curand_kernel.h: No such file")
+        raise BuildError("could not be built: fatal error: curand_kernel.h: No such file")
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(prompt_attention, "PromptModule", fails)
+    monkeypatch.setattr(FOR_HOPPER, "build", fails)
     with caplog.at_level(logging.WARNING):
         assert PromptAttention.load(torch.device("cpu"), torch.bfloat16, 128) is None
     assert "long prompts take longer" in caplog.text
     assert "curand_kernel.h" in caplog.text
+
+
+def test_memory_refused_while_loading_is_no_missing_build(monkeypatch):
+    def refuses(dtype, head_dim):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(FOR_HOPPER, "build", lambda dtype, head_dim: None)
+    monkeypatch.setattr(FOR_HOPPER, "load", refuses)
+    with pytest.raises(torch.OutOfMemoryError):
+        PromptAttention.load(torch.device("cpu"), torch.bfloat16, 128)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from zipage_lang.kernels.backend import choose_backend
 from zipage_lang.runtime.batch_builder import BatchBuilder
+from zipage_lang.runtime.chunk_cuts import halved_chunks, without_rows
 from zipage_lang.runtime.row_tables import RowTables
 from zipage_lang.runtime.step_plan import BlockUpdate, Chunk, PromptScore
 from zipage_lang.runtime.wanted_states import wanted_of, wanted_tokens
@@ -65,3 +66,18 @@ def test_a_batch_wants_its_draws_found_among_what_comes_back(chunks):
     drawing = [bool(chunk.sample_rows) for chunk in chunks]
     assert wanted[batch.logits_index].tolist() == ends[drawing].tolist()
     assert batch.wanted is None or len(batch.wanted) < num_tokens
+
+
+def places_wanted(chunks):
+    """(row, position) of every token whose state is read."""
+    return {(chunk.row, chunk.position + place) for chunk in chunks for place in wanted_of(chunk)}
+
+
+@given(chunks_of_a_step(), st.data())
+def test_a_step_cut_in_parts_reads_the_same_states(chunks, data):
+    lost = data.draw(st.sets(st.integers(0, 4), max_size=2))
+    parts = [without_rows(tuple(chunks), lost)]
+    kept = places_wanted(chunk for chunk in chunks if chunk.row not in lost)
+    for _ in range(data.draw(st.integers(0, 4))):
+        parts = [half for part in parts for half in (part and halved_chunks(part)) or (part,)]
+        assert set().union(*map(places_wanted, parts)) == kept

@@ -13,7 +13,6 @@ from zipage_lang.commands.findings import Finding, bad, good, warn
 from zipage_lang.commands.units import binary
 
 LEAST_CAPABILITY = (8, 0)
-HOPPER = 9
 GPU_EXTRA = "pip install 'zipage-lang[gpu]'"
 PREBUILD = "python -m zipage_lang.runtime.prebuild"
 HEAD_DIMS = (64, 128)  # of most models
@@ -73,7 +72,8 @@ def _triton() -> Finding:
 
 def _flashinfer(torch: Any) -> Iterator[Finding]:
     from zipage_lang.kernels.flashinfer_build import TESTED_VERSION
-    from zipage_lang.kernels.flashinfer_module import is_built
+    from zipage_lang.kernels.flashinfer_module import GENERAL
+    from zipage_lang.kernels.hopper.build import HOPPER
     from zipage_lang.kernels.setup_error import SetupError
 
     version = version_of("flashinfer-python")
@@ -85,7 +85,7 @@ def _flashinfer(torch: Any) -> Iterator[Finding]:
         yield bad("flashinfer", f"{version} is not supported", advice)
         return
     try:
-        built = [size for size in HEAD_DIMS if is_built(torch.bfloat16, size)]
+        built = [size for size in HEAD_DIMS if GENERAL.is_built(torch.bfloat16, size)]
     except SetupError as error:
         yield bad("flashinfer", str(error), GPU_EXTRA)
         return
@@ -107,18 +107,18 @@ def _attention(built: list[int]) -> Iterator[Finding]:
 
 def _prompts(torch: Any, sizes: list[int]) -> Iterator[Finding]:
     """One line per size of heads that can attend; without this one prompts only take longer."""
-    from zipage_lang.kernels.prompt_module import is_built
+    from zipage_lang.kernels.prompt_module import FOR_HOPPER
 
     for size in sizes:
         name = f"prompts {size}"
-        if is_built(torch.bfloat16, size):
+        if FOR_HOPPER.is_built(torch.bfloat16, size):
             yield good(name, f"built, for long prompts with heads of {size}")
         else:
             yield _not_built(name, f"{PREBUILD} --head-dim {size}", needed=False)
 
 
 def _own_kernels(torch: Any) -> Iterator[Finding]:
-    from zipage_lang.kernels.hopper.build import find_library
+    from zipage_lang.kernels.hopper.build import HOPPER, find_library
 
     if torch.cuda.get_device_capability()[0] != HOPPER:
         yield good("own kernels", "for Hopper cards only; cuBLAS multiplies on this one")
