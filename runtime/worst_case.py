@@ -139,7 +139,8 @@ def largest_step(worst: WorstCase) -> StepPlan:
 def usual_steps(worst: WorstCase) -> Iterator[StepPlan]:
     """For their kernels: a long prompt alone, draws by a row that keeps no query, and copies of
     blocks."""
-    yield _usual_prompt(worst)
+    # Attention may have another kernel for a long prompt alone than for many short ones.
+    yield _usual_draw(worst, USUAL_SAMPLING[0], worst.prompt_len)
     for sampling in USUAL_SAMPLING:
         yield _usual_draw(worst, sampling)
     for count in USUAL_COPIES:
@@ -147,28 +148,8 @@ def usual_steps(worst: WorstCase) -> Iterator[StepPlan]:
         yield StepPlan(step=1, block_copies=copies)
 
 
-def _usual_prompt(worst: WorstCase) -> StepPlan:
-    """One alone: attention may have another kernel for it than for many short ones."""
-    return StepPlan(
-        step=1,
-        row_setups=(RowSetup(0, (0,), 1, USUAL_SAMPLING[0], seed=0),),
-        block_updates=(BlockUpdate(0, 0, worst.block_ids),),
-        chunks=(
-            Chunk(
-                row=0,
-                num_tokens=worst.prompt_len,
-                token_ids=(0,) * worst.prompt_len,
-                position=0,
-                resident_start=0,
-                sample_rows=(0,),
-                query_slot=None,
-                prompt_score=None,
-            ),
-        ),
-    )
-
-
-def _usual_draw(worst: WorstCase, sampling: SamplingParams) -> StepPlan:
+def _usual_draw(worst: WorstCase, sampling: SamplingParams, num_tokens: int = 1) -> StepPlan:
+    """Behind a chunk of so many tokens, alone in its step."""
     return StepPlan(
         step=1,
         row_setups=(RowSetup(0, (0,), 1, sampling, seed=0),),
@@ -176,8 +157,8 @@ def _usual_draw(worst: WorstCase, sampling: SamplingParams) -> StepPlan:
         chunks=(
             Chunk(
                 row=0,
-                num_tokens=1,
-                token_ids=(0,),
+                num_tokens=num_tokens,
+                token_ids=(0,) * num_tokens,
                 position=0,
                 resident_start=0,
                 sample_rows=(0,),

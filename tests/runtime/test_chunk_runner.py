@@ -4,31 +4,19 @@ import json
 import weakref
 
 import pytest
+from test_support.tiny_shape import TINY_SHAPE
 
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.engine import Engine
 from zipage_lang.runtime.messages import AddRequest
 from zipage_lang.runtime.sampling_params import SamplingParams
 
-SHAPE = {
-    "model_type": "qwen3",
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 24,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 64,
-}
 PROMPT_LEN = 30
 
 
 @pytest.fixture
 def engine(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    (tmp_path / "config.json").write_text(json.dumps(TINY_SHAPE))
     return Engine(
         EngineConfig.from_options(
             model=str(tmp_path), load_format="dummy", backend="cpu", num_threads=1, num_blocks=20

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from test_support.tiny_shape import TINY_SHAPE
 
 from zipage_lang.runtime.config import EngineConfig
 from zipage_lang.runtime.engine import Engine
@@ -33,21 +34,7 @@ OPTIONS = {
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
-    shape = {
-        "model_type": "qwen3",
-        "vocab_size": 50,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 24,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": False,
-    }
-    (folder / "config.json").write_text(json.dumps(shape))
+    (folder / "config.json").write_text(json.dumps(TINY_SHAPE))
     return folder
 
 
